@@ -1,0 +1,36 @@
+# Each target sets up what it needs in .venv, from nothing.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow check format clean
+
+demo: .venv/.package
+	$(BIN)/python -m experiments.copy_task
+
+test: .venv/.dev
+	$(BIN)/python -m pytest -m "not slow"
+
+# Pytest's exit code 5 means that no test carries the mark, which is so until the first long one is written.
+test-slow: .venv/.dev
+	$(BIN)/python -m pytest -m slow || [ $$? -eq 5 ]
+
+check: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv
+
+.venv/.package: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	touch $@
+
+.venv/.dev: .venv/.package
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@

@@ -1,0 +1,72 @@
+"""The Transformer of "Attention Is All You Need" as real software."""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from transduce.config import (
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+    base,
+    big,
+    override,
+    small,
+    tiny,
+    with_model,
+)
+from transduce.errors import ConfigError, DataError, ModelFolderError
+
+if TYPE_CHECKING:
+    from transduce.checkpoint import load_model, save_model
+    from transduce.data.batches import Batch, make_batch
+    from transduce.decoding import greedy
+    from transduce.model import DecoderState, Transformer
+
+# These need torch or numpy, which take seconds to import: they are fetched when first asked for.
+_LATER = {
+    "Batch": "transduce.data.batches",
+    "DecoderState": "transduce.model",
+    "Transformer": "transduce.model",
+    "greedy": "transduce.decoding",
+    "load_model": "transduce.checkpoint",
+    "make_batch": "transduce.data.batches",
+    "save_model": "transduce.checkpoint",
+}
+
+__all__ = [
+    "Batch",
+    "ConfigError",
+    "DataConfig",
+    "DataError",
+    "DecodeConfig",
+    "DecoderState",
+    "ModelConfig",
+    "ModelFolderError",
+    "RunConfig",
+    "TrainConfig",
+    "Transformer",
+    "base",
+    "big",
+    "greedy",
+    "load_model",
+    "make_batch",
+    "override",
+    "save_model",
+    "small",
+    "tiny",
+    "with_model",
+]
+
+try:
+    __version__ = version("transduce")
+except PackageNotFoundError:  # run from a source tree, by PYTHONPATH
+    __version__ = "uninstalled"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'transduce' has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)

@@ -1,0 +1,516 @@
+"""The paper in PyTorch: the same names and the same order as `reference.py`, and fast.
+
+Modules hold weights and nothing else. Decoding state belongs to the caller: `start` makes it, `step` takes and
+returns it. Attention weights come back from the same call when asked for.
+"""
+
+# Axes: B sentences, S source positions, T target positions, V vocabulary, D = d_model, L layers.
+# In attention: H heads, Q queries, M attended positions, K = d_k, U = d_v.
+# In search: R rows; the rows of a sentence stand together, and every sentence has the same number of them.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transduce.config import ModelConfig
+from transduce.errors import DataError, ModelFolderError
+from transduce.ops import Visible, attend, attend_fast
+
+
+class Encoded(NamedTuple):
+    memory_BSD: Tensor
+    visible: Visible
+    """Which of the memory's positions are tokens."""
+    attention_LBHSS: Tensor | None
+
+
+class Attention(NamedTuple):
+    """Attention weights, exact, layer by layer."""
+
+    encoder_LBHSS: Tensor
+    decoder_LBHTT: Tensor
+    memory_LBHTS: Tensor
+
+
+class Output(NamedTuple):
+    logits_BTV: Tensor
+    attention: Attention | None
+
+
+class Transformer(nn.Module):
+    """Figure 1."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(config)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.n_encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.n_decoder_layers))
+        # Not in the paper: under pre-norm nothing else would normalise the sum of all residuals.
+        self.encoder_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps) if config.norm == "pre" else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps) if config.norm == "pre" else nn.Identity()
+        self.initialise()
+
+    def forward(self, source_BS: Tensor, target_in_BT: Tensor, with_attention: bool = False) -> Output:
+        """Logits of the token that follows each position of target_in. Padding stands to the right of the tokens."""
+        encoded = self.encode(source_BS, with_attention)
+        x_BTD, decoder_LBHTT, memory_LBHTS = self.decode(target_in_BT, encoded, with_attention)
+        attention = None
+        if encoded.attention_LBHSS is not None and decoder_LBHTT is not None and memory_LBHTS is not None:
+            attention = Attention(encoded.attention_LBHSS, decoder_LBHTT, memory_LBHTS)
+        return Output(self.embedding.logits(x_BTD), attention)
+
+    # 3.1 Encoder and decoder stacks
+
+    def encode(self, source_BS: Tensor, with_attention: bool = False) -> Encoded:
+        token = Visible((source_BS != self.config.pad_id)[:, None])
+        x_BSD = self.embedding.source(source_BS)
+        weights = []
+        for layer in self.encoder:
+            x_BSD, weight_BHSS = layer(x_BSD, token._replace(window=self.config.attention_window), with_attention)
+            weights.append(weight_BHSS)
+        return Encoded(self.encoder_norm(x_BSD), token, torch.stack(weights) if with_attention else None)
+
+    def decode(
+        self, target_in_BT: Tensor, encoded: Encoded, with_attention: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The decoder's output before the projection to the vocabulary, and both kinds of attention weights."""
+        # Padding stands to the right of every token, so looking ahead is all that must be forbidden here.
+        visible = Visible(look_ahead=False, window=self.config.attention_window)
+        x_BTD = self.embedding.target(target_in_BT)
+        weights = []
+        for layer in self.decoder:
+            key_BHSK, value_BHSU = layer.memory_attention.project_memory(encoded.memory_BSD)
+            memory = Keys(key_BHSK, value_BHSU, encoded.visible)
+            x_BTD, *layer_weights = layer(x_BTD, visible, memory, with_attention=with_attention)
+            weights.append(layer_weights)
+        x_BTD = self.decoder_norm(x_BTD)
+        if not with_attention:
+            return x_BTD, None, None
+        decoder_LBHTT, memory_LBHTS = (torch.stack(kind) for kind in zip(*weights, strict=True))
+        return x_BTD, decoder_LBHTT, memory_LBHTS
+
+    # Decoding one token at a time
+
+    @torch.no_grad()
+    def start(self, source_BS: Tensor, prefix_BT: Tensor | None = None) -> DecoderState:
+        """One row for each sentence. `prefix_BT`: what stands before the token that the first `step` is given,
+        its start mark included; shorter rows are padded on the right."""
+        encoded = self.encode(source_BS)
+        memory = [layer.memory_attention.project_memory(encoded.memory_BSD) for layer in self.decoder]
+        memory_key_LBHSK, memory_value_LBHSU = (torch.stack(kind) for kind in zip(*memory, strict=True))
+        assert encoded.visible.explicit_BQM is not None
+        config, n_rows, n_layers = self.config, len(source_BS), len(self.decoder)
+        state = DecoderState(
+            memory_key_LBHSK=memory_key_LBHSK,
+            memory_value_LBHSU=memory_value_LBHSU,
+            memory_visible_BS=encoded.visible.explicit_BQM[:, 0],
+            key_LRHTK=memory_key_LBHSK.new_empty(n_layers, n_rows, config.n_heads, 0, config.d_k),
+            value_LRHTU=memory_value_LBHSU.new_empty(n_layers, n_rows, config.n_heads, 0, config.d_v),
+            length_R=torch.zeros(n_rows, dtype=torch.long, device=source_BS.device),
+            longest=0,
+        )
+        if prefix_BT is None or prefix_BT.shape[1] == 0:
+            return state
+        _, state = self._advance(prefix_BT, state)
+        # A start mark counts even where it is the padding id, as in some models of others.
+        place_T = torch.arange(1, prefix_BT.shape[1] + 1, device=prefix_BT.device)
+        length_R = (place_T * (prefix_BT != config.pad_id)).amax(1).clamp(min=1)
+        return replace(state, length_R=length_R)
+
+    @torch.no_grad()
+    def step(self, last_R: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """Logits of the token after `last_R`. Consumes `state`: its tensors may be written to."""
+        x_R1D, state = self._advance(last_R[:, None], state)
+        return self.embedding.logits(x_R1D[:, 0]), state
+
+    def _advance(self, ids_RT: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        n_new = ids_RT.shape[1]
+        state = state.with_room_for(state.longest + n_new)
+        position_RT = state.length_R[:, None] + torch.arange(n_new, device=ids_RT.device)
+        # Each row has a length of its own, so what is visible is told row by row.
+        offset_RTM = torch.arange(state.key_LRHTK.shape[3], device=ids_RT.device) - position_RT[..., None]
+        visible_RTM = offset_RTM <= 0
+        if self.config.attention_window is not None:
+            visible_RTM = visible_RTM & (-2 * offset_RTM <= self.config.attention_window)
+        memory_visible = Visible(state.memory_visible_BS[:, None])
+        x_RTD = self.embedding.target(ids_RT, position_RT, longest=state.longest + n_new)
+        for i, layer in enumerate(self.decoder):
+            memory = Keys(state.memory_key_LBHSK[i], state.memory_value_LBHSU[i], memory_visible)
+            past = Past(state.key_LRHTK[i], state.value_LRHTU[i], position_RT)
+            x_RTD, _, _ = layer(x_RTD, Visible(visible_RTM), memory, past)
+        state = replace(state, length_R=state.length_R + n_new, longest=state.longest + n_new)
+        return self.decoder_norm(x_RTD), state
+
+    # Weights
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every weight under the paper's name, as a view into the packed matrix that holds it; tied ones once."""
+        named = {}
+        for path, module in self.named_modules():
+            if isinstance(module, Projection):
+                named.update({f"{path.rpartition('.')[0]}.{name}": W for name, W in module.weights().items()})
+            elif isinstance(module, nn.LayerNorm):
+                named.update({f"{path}.gain": module.weight.detach(), f"{path}.bias": module.bias.detach()})
+            elif isinstance(module, Embedding):
+                named.update({name: W.detach() for name, W in module.named_parameters()})
+        return named
+
+    @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copies `weights`, named as `weights()` names them."""
+        own = self.weights()
+        if wrong := own.keys() ^ weights.keys():
+            name = min(wrong)
+            what = "lacks" if name in own else "has an unknown"
+            raise ModelFolderError(f"weights file {what} tensor {name!r}: it belongs to another configuration")
+        for name, W in own.items():
+            if weights[name].shape != W.shape:
+                found, wanted = list(weights[name].shape), list(W.shape)
+                raise ModelFolderError(f"tensor {name!r} has shape {found}, the configuration wants {wanted}")
+            W.copy_(weights[name])
+
+    def initialise(self) -> None:
+        """Not stated by the paper: Xavier-uniform for each W, as its authors' code, and N(0, 1 / d_model) for
+        tables of embeddings, so that they have unit variance once scaled by sqrt(d_model)."""
+        for name, W in self.weights().items():
+            kind = name.rpartition(".")[2]
+            if kind.startswith("W_"):
+                nn.init.xavier_uniform_(W)
+            elif kind.startswith("b_") or kind in ("bias", "output_bias"):
+                nn.init.zeros_(W)
+            elif kind == "gain":
+                nn.init.ones_(W)
+            else:
+                nn.init.normal_(W, std=self.config.d_model**-0.5)
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.self_attention = SelfAttention(config)
+        self.self_attention_norm = Residual(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = Residual(config)
+
+    def forward(self, x_BSD: Tensor, visible: Visible, with_attention: bool) -> tuple[Tensor, Tensor | None]:
+        query, key, value = self.self_attention.project(self.self_attention_norm.before(x_BSD))
+        attended_BSD, weight_BHSS = self.self_attention(query, Keys(key, value, visible), with_attention)
+        x_BSD = self.self_attention_norm.after(x_BSD, attended_BSD)
+        x_BSD = self.feed_forward_norm.after(x_BSD, self.feed_forward(self.feed_forward_norm.before(x_BSD)))
+        return x_BSD, weight_BHSS
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.self_attention = SelfAttention(config)
+        self.self_attention_norm = Residual(config)
+        self.memory_attention = MemoryAttention(config)
+        self.memory_attention_norm = Residual(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = Residual(config)
+
+    def forward(
+        self, x_RTD: Tensor, visible: Visible, memory: Keys, past: Past | None = None, with_attention: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        query, key, value = self.self_attention.project(self.self_attention_norm.before(x_RTD))
+        if past is not None:
+            key, value = past.extend(key, value)
+        attended_RTD, self_RHTM = self.self_attention(query, Keys(key, value, visible), with_attention)
+        x_RTD = self.self_attention_norm.after(x_RTD, attended_RTD)
+
+        # All rows of a sentence ask its one memory: to attention they are just more queries.
+        x_BQD = self.memory_attention_norm.before(x_RTD).reshape(len(memory.key_BHMK), -1, x_RTD.shape[-1])
+        query = self.memory_attention.project_query(x_BQD)
+        attended_BQD, memory_BHQS = self.memory_attention(query, memory, with_attention)
+        x_RTD = self.memory_attention_norm.after(x_RTD, attended_BQD.reshape(x_RTD.shape))
+
+        x_RTD = self.feed_forward_norm.after(x_RTD, self.feed_forward(self.feed_forward_norm.before(x_RTD)))
+        return x_RTD, self_RHTM, memory_BHQS
+
+
+class Residual(nn.LayerNorm):
+    """LayerNorm(x + Sublayer(x)), in two halves around the sub-layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config.d_model, eps=config.norm_eps)
+        self.pre, self.dropout = config.norm == "pre", config.dropout
+
+    def before(self, x: Tensor) -> Tensor:
+        return self.forward(x) if self.pre else x
+
+    def after(self, x: Tensor, sub_layer_x: Tensor) -> Tensor:
+        x = x + F.dropout(sub_layer_x, self.dropout, self.training)
+        return x if self.pre else self.forward(x)
+
+
+# 3.2 Attention
+
+
+class Keys(NamedTuple):
+    """What queries may attend to."""
+
+    key_BHMK: Tensor
+    value_BHMU: Tensor
+    visible: Visible
+
+
+class HeadsToOutput(nn.Module):
+    """3.2.2: Concat(head_1, ..., head_h) W_O. The two kinds below differ in where queries and keys come from."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.n_heads, self.dropout = config.n_heads, config.attention_dropout
+        self.W_O = Projection(config.n_heads * config.d_v, config.attention_bias, O=config.d_model)
+
+    def forward(self, query_BHQK: Tensor, keys: Keys, with_attention: bool) -> tuple[Tensor, Tensor | None]:
+        dropout = self.dropout if self.training else 0.0
+        weight_BHQM = None
+        if with_attention:
+            head_BHQU, weight_BHQM = attend(query_BHQK, *keys, dropout)
+        else:
+            head_BHQU = attend_fast(query_BHQK, *keys, dropout)
+        return self.W_O(head_BHQU.transpose(1, 2).flatten(2)), weight_BHQM
+
+    def split_heads(self, x_BTP: Tensor) -> Tensor:
+        return x_BTP.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+
+class SelfAttention(HeadsToOutput):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        n_keys, n_values = config.n_heads * config.d_k, config.n_heads * config.d_v
+        self.W_QKV = Projection(config.d_model, config.attention_bias, Q=n_keys, K=n_keys, V=n_values)
+
+    def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = map(self.split_heads, self.W_QKV.parts(x_BTD))
+        return query, key, value
+
+
+class MemoryAttention(HeadsToOutput):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        n_keys, n_values = config.n_heads * config.d_k, config.n_heads * config.d_v
+        self.W_Q = Projection(config.d_model, config.attention_bias, Q=n_keys)
+        self.W_KV = Projection(config.d_model, config.attention_bias, K=n_keys, V=n_values)
+
+    def project_query(self, x_BQD: Tensor) -> Tensor:
+        return self.split_heads(self.W_Q(x_BQD))
+
+    def project_memory(self, memory_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        key, value = map(self.split_heads, self.W_KV.parts(memory_BSD))
+        return key, value
+
+
+class Projection(nn.Module):
+    """x W + b. Matrices that share their input lie side by side, so that one product does for all."""
+
+    def __init__(self, d_in: int, bias: bool, **widths: int) -> None:
+        super().__init__()
+        self.widths = widths
+        d_out = sum(widths.values())
+        self.W = nn.Parameter(torch.empty(d_in, d_out))
+        self.b = nn.Parameter(torch.empty(d_out)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.W.T, self.b)
+
+    def parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.forward(x).split(list(self.widths.values()), dim=-1)
+
+    def weights(self) -> dict[str, Tensor]:
+        """W_Q, W_K, ... and b_Q, ..., as views."""
+        packed = {"W": self.W.detach()} | ({} if self.b is None else {"b": self.b.detach()})
+        return {
+            f"{kind}_{name}": part
+            for kind, matrix in packed.items()
+            for name, part in zip(self.widths, matrix.split(list(self.widths.values()), dim=-1), strict=True)
+        }
+
+
+# 3.3 Position-wise feed-forward networks
+
+
+class FeedForward(nn.Module):
+    """Equation 2: max(0, x W_1 + b_1) W_2 + b_2."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation, self.dropout = ACTIVATIONS[config.activation], config.ffn_dropout
+        self.W_1 = Projection(config.d_model, True, **{"1": config.d_ff})
+        self.W_2 = Projection(config.d_ff, True, **{"2": config.d_model})
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        hidden_BTF: Tensor = self.activation(self.W_1(x_BTD))
+        output_BTD: Tensor = self.W_2(F.dropout(hidden_BTF, self.dropout, self.training))
+        return output_BTD
+
+
+ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}
+
+
+# 3.4 Embeddings and softmax
+
+
+class Embedding(nn.Module):
+    """Tokens to vectors and back. A tied matrix is one parameter; the weights file has it under its first name."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+
+        def table(n_rows: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(n_rows, config.d_model))
+
+        tied = config.tied_embeddings
+        self.source_embedding = table(config.source_vocab_size)
+        self.target_embedding = self.source_embedding if tied == "three" else table(config.target_vocab_size)
+        self.output_projection = self.target_embedding if tied != "none" else table(config.target_vocab_size)
+        self.output_bias = nn.Parameter(torch.empty(config.target_vocab_size)) if config.output_bias else None
+        learned = config.positions == "learned"
+        self.source_positions = table(config.max_positions) if learned else None
+        self.target_positions = table(config.max_positions) if learned else None
+
+    def source(self, source_BS: Tensor) -> Tensor:
+        position_SD = self._positions(source_BS.shape[1], self.source_positions)
+        return self._embed(self.source_embedding, source_BS, position_SD)
+
+    def target(self, target_RT: Tensor, position_RT: Tensor | None = None, longest: int = 0) -> Tensor:
+        """`position_RT`, all below `longest`, where rows do not begin at position 0."""
+        position = self._positions(longest or target_RT.shape[1], self.target_positions)
+        return self._embed(self.target_embedding, target_RT, position if position_RT is None else position[position_RT])
+
+    def logits(self, x_BTD: Tensor) -> Tensor:
+        """The pre-softmax linear transformation."""
+        return F.linear(x_BTD, self.output_projection, self.output_bias)
+
+    def _embed(self, table_VD: Tensor, ids_BT: Tensor, position: Tensor) -> Tensor:
+        x_BTD = F.embedding(ids_BT, table_VD) * math.sqrt(self.config.d_model) + position
+        return F.dropout(x_BTD, self.config.dropout, self.training)
+
+    def _positions(self, n: int, learned_PD: Tensor | None) -> Tensor:
+        if learned_PD is None:
+            position_T = torch.arange(n, device=self.source_embedding.device)
+            return sinusoid(position_T, self.config.d_model).to(self.source_embedding.dtype)
+        if n > len(learned_PD):
+            raise DataError(
+                f"a text has {n} tokens, learned positions end at {len(learned_PD)}: "
+                "split it, or train with model.positions=sinusoid or a larger model.max_positions"
+            )
+        return learned_PD[:n]
+
+
+# 3.5 Positional encoding
+
+
+def sinusoid(position_T: Tensor, d_model: int) -> Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same."""
+    # In float32 the angle at position 10,000 is off by 1e-3. Apple's GPUs know no float64.
+    dtype = torch.float32 if position_T.device.type == "mps" else torch.float64
+    even_I = torch.arange(0, d_model, 2, dtype=dtype, device=position_T.device)
+    angle_TI = position_T[:, None] / 10000 ** (even_I / d_model)
+    return torch.stack([angle_TI.sin(), angle_TI.cos()], dim=-1).flatten(1)
+
+
+# The cache, which belongs to the caller
+
+
+class Past(NamedTuple):
+    """One layer's part of the cache, and where the new tokens of each row go."""
+
+    key_RHTK: Tensor
+    value_RHTU: Tensor
+    position_RQ: Tensor
+
+    def extend(self, key_RHQK: Tensor, value_RHQU: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes in place, and returns all keys and values so far."""
+        place_RHQ1 = self.position_RQ[:, None, :, None].expand(-1, key_RHQK.shape[1], -1, 1)
+        self.key_RHTK.scatter_(2, place_RHQ1.expand_as(key_RHQK), key_RHQK)
+        self.value_RHTU.scatter_(2, place_RHQ1.expand_as(value_RHQU), value_RHQU)
+        return self.key_RHTK, self.value_RHTU
+
+
+@dataclass(frozen=True)
+class DecoderState:
+    """What `step` needs of the past: memory held per sentence, keys and values per row, a length for each row."""
+
+    memory_key_LBHSK: Tensor
+    memory_value_LBHSU: Tensor
+    memory_visible_BS: Tensor
+    key_LRHTK: Tensor
+    value_LRHTU: Tensor
+    length_R: Tensor
+    longest: int
+    """No row is longer. Known without asking the device."""
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.length_R)
+
+    @property
+    def n_sentences(self) -> int:
+        return len(self.memory_visible_BS)
+
+    def select(self, rows_R: Tensor, sentences_B: Tensor | None = None) -> DecoderState:
+        """The state whose row i continues row `rows_R[i]`.
+
+        Rows stay sentence by sentence, equally many for each: (0, 0, 1, 1) makes two rows of each of two. Without
+        `sentences_B` the sentences stay and their memory is not touched; with it, only those stay, in that order.
+        """
+        state = replace(
+            self,
+            key_LRHTK=self.key_LRHTK.index_select(1, rows_R),
+            value_LRHTU=self.value_LRHTU.index_select(1, rows_R),
+            length_R=self.length_R[rows_R],
+        )
+        if sentences_B is not None:
+            state = replace(
+                state,
+                memory_key_LBHSK=self.memory_key_LBHSK.index_select(1, sentences_B),
+                memory_value_LBHSU=self.memory_value_LBHSU.index_select(1, sentences_B),
+                memory_visible_BS=self.memory_visible_BS[sentences_B],
+            )
+        assert state.n_sentences == 0 or state.n_rows % state.n_sentences == 0, "sentences differ in number of rows"
+        return state
+
+    def join(self, other: DecoderState) -> DecoderState:
+        """Both, this one's sentences and rows first. A longer source or a longer past widens the other's."""
+        assert self.n_rows * other.n_sentences == other.n_rows * self.n_sentences, "sentences differ in number of rows"
+        n_source = max(self.memory_visible_BS.shape[1], other.memory_visible_BS.shape[1])
+        n_past = max(self.key_LRHTK.shape[3], other.key_LRHTK.shape[3])
+
+        def both(a: Tensor, b: Tensor, n: int) -> Tensor:
+            return torch.cat([_widen(a, 3, n), _widen(b, 3, n)], dim=1)
+
+        return DecoderState(
+            memory_key_LBHSK=both(self.memory_key_LBHSK, other.memory_key_LBHSK, n_source),
+            memory_value_LBHSU=both(self.memory_value_LBHSU, other.memory_value_LBHSU, n_source),
+            memory_visible_BS=torch.cat(
+                [_widen(self.memory_visible_BS, 1, n_source), _widen(other.memory_visible_BS, 1, n_source)]
+            ),
+            key_LRHTK=both(self.key_LRHTK, other.key_LRHTK, n_past),
+            value_LRHTU=both(self.value_LRHTU, other.value_LRHTU, n_past),
+            length_R=torch.cat([self.length_R, other.length_R]),
+            longest=max(self.longest, other.longest),
+        )
+
+    def with_room_for(self, n: int) -> DecoderState:
+        """Grows in powers of two, so that shapes are few and copies rare."""
+        room = self.key_LRHTK.shape[3]
+        if n <= room:
+            return self
+        room = max(16, 2 ** math.ceil(math.log2(n)))
+        return replace(self, key_LRHTK=_widen(self.key_LRHTK, 3, room), value_LRHTU=_widen(self.value_LRHTU, 3, room))
+
+
+def _widen(x: Tensor, axis: int, n: int) -> Tensor:
+    """Zeros, or False, at the end of `axis`, up to length n."""
+    return F.pad(x, [0, 0] * (x.ndim - axis - 1) + [0, n - x.shape[axis]])
