@@ -1,0 +1,49 @@
+"""Where a number comes from: what every result carries beside its value."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import transduce
+from transduce import RunConfig
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def passport(config: RunConfig, device: str) -> dict[str, Any]:
+    return {
+        "config_hash": config.hash(),
+        "seed": config.train.seed,
+        "commit": commit(),
+        "device": torch.cuda.get_device_name() if device != "cpu" else f"{torch.get_num_threads()} CPU threads",
+        "versions": {
+            "transduce": transduce.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def commit() -> str:
+    """The commit this tree is at, marked when the tree differs from it; "unknown" in a copy without its history."""
+    try:
+        here = Path(__file__).parent
+        name = _git("rev-parse", "--short=12", "HEAD", cwd=here)
+        return name + ("-changed" if _git("status", "--porcelain", "--", "../src", ".", cwd=here) else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*arguments: str, cwd: Path) -> str:
+    return subprocess.run(["git", *arguments], cwd=cwd, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
