@@ -1,0 +1,267 @@
+"""The model equals `torch.nn.Transformer` and Hugging Face's Marian, given the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import MarianConfig, MarianMTModel
+from transformers.modeling_outputs import Seq2SeqLMOutput
+
+from tests.primes import prime_config, random_ids, random_model
+from transduce import ModelConfig, Transformer
+from transduce.model import sinusoid
+
+# float64: rounding differs, since the others order their products otherwise.
+TOLERANCE = 1e-10
+
+
+def equal_heads(**changes: object) -> ModelConfig:
+    """Both others have biases in attention and d_k = d_v = d_model / n_heads."""
+    return prime_config(d_model=2 * 11 * 5, d_k=22, d_v=22, attention_bias=True, **changes)
+
+
+# torch.nn.Transformer
+
+
+class TorchTransformer(nn.Module):
+    """nn.Transformer between our embedding and our projection, which it does not have."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        shape = (config.d_model, config.n_heads, config.d_ff, 0.0)
+        pre = config.norm == "pre"
+        options = {"layer_norm_eps": config.norm_eps, "batch_first": True, "norm_first": pre}
+
+        def final_norm() -> nn.LayerNorm | None:  # nn.Transformer has one under post-norm too; the paper has not
+            return nn.LayerNorm(config.d_model, config.norm_eps) if pre else None
+
+        encoder_layer = nn.TransformerEncoderLayer(*shape, "relu", **options)  # type: ignore[arg-type]
+        decoder_layer = nn.TransformerDecoderLayer(*shape, "relu", **options)  # type: ignore[arg-type]
+        self.encoder = nn.TransformerEncoder(
+            encoder_layer, config.n_encoder_layers, final_norm(), enable_nested_tensor=False
+        )
+        self.decoder = nn.TransformerDecoder(decoder_layer, config.n_decoder_layers, final_norm())
+
+    def forward(self, ours: Transformer, source_BS: Tensor, target_BT: Tensor) -> Tensor:
+        hidden_BS = source_BS == ours.config.pad_id
+        ahead_TT = torch.ones(target_BT.shape[1], target_BT.shape[1], dtype=torch.bool).triu(1)
+        memory_BSD = self.encoder(ours.embedding.source(source_BS), src_key_padding_mask=hidden_BS)
+        x_BTD = self.decoder(
+            ours.embedding.target(target_BT), memory_BSD, tgt_mask=ahead_TT, memory_key_padding_mask=hidden_BS
+        )
+        return ours.embedding.logits(x_BTD)
+
+
+def torch_pairs(theirs: TorchTransformer) -> Iterator[tuple[str, Tensor]]:
+    """Our name, and their parameter (or a slice of it, as a view) turned to our orientation."""
+    for stack in ("encoder", "decoder"):
+        module = getattr(theirs, stack)
+        for i, layer in enumerate(module.layers):
+            attentions = {"self_attention": layer.self_attn}
+            norms = ["self_attention_norm", "feed_forward_norm"]
+            if stack == "decoder":
+                attentions["memory_attention"] = layer.multihead_attn
+                norms.insert(1, "memory_attention_norm")
+            for name, attention in attentions.items():
+                for part, W, b in zip(
+                    "QKV", attention.in_proj_weight.chunk(3), attention.in_proj_bias.chunk(3), strict=True
+                ):
+                    yield f"{stack}.{i}.{name}.W_{part}", W.T
+                    yield f"{stack}.{i}.{name}.b_{part}", b
+                yield f"{stack}.{i}.{name}.W_O", attention.out_proj.weight.T
+                yield f"{stack}.{i}.{name}.b_O", attention.out_proj.bias
+            for part, linear in (("1", layer.linear1), ("2", layer.linear2)):
+                yield f"{stack}.{i}.feed_forward.W_{part}", linear.weight.T
+                yield f"{stack}.{i}.feed_forward.b_{part}", linear.bias
+            for name, norm in zip(norms, (layer.norm1, layer.norm2, getattr(layer, "norm3", None)), strict=False):
+                yield f"{stack}.{i}.{name}.gain", norm.weight
+                yield f"{stack}.{i}.{name}.bias", norm.bias
+        if module.norm is not None:
+            yield f"{stack}_norm.gain", module.norm.weight
+            yield f"{stack}_norm.bias", module.norm.bias
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("with_attention", [False, True], ids=["fast", "with attention weights"])
+def test_torch_gives_the_same_logits_and_gradients(norm: str, with_attention: bool) -> None:
+    config = equal_heads(norm=norm, dropout=0.0)
+    ours, (source_BS, target_BT) = random_model(config).train(), random_ids(config)
+    theirs = TorchTransformer(config).double()
+    weights = ours.weights()
+    with torch.no_grad():
+        for name, parameter in torch_pairs(theirs):
+            parameter.copy_(weights.pop(name))
+    assert set(weights) == {"source_embedding"}  # all else was copied
+
+    logits_BTV = ours(source_BS, target_BT, with_attention).logits_BTV
+    expected_BTV = theirs(ours, source_BS, target_BT)
+    torch.testing.assert_close(logits_BTV, expected_BTV, atol=TOLERANCE, rtol=0)
+
+    direction_BTV = torch.randn_like(logits_BTV)
+    (expected_BTV * direction_BTV).sum().backward()
+    expected = dict(torch_pairs(gradients_in_place(theirs))) | {"source_embedding": gradient_of_embedding(ours)}
+    ours.zero_grad()
+    (logits_BTV * direction_BTV).sum().backward()
+    found = gradients_by_name(ours)
+    assert found.keys() == expected.keys()
+    largest = max(gradient.detach().abs().max().item() for gradient in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(
+            found[name], gradient, atol=1e-11 * largest, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def gradient_of_embedding(model: Transformer) -> Tensor:
+    gradient = model.embedding.source_embedding.grad
+    assert gradient is not None
+    return gradient.clone()
+
+
+def gradients_by_name(model: Transformer) -> dict[str, Tensor]:
+    """Under the paper's names, unpacked."""
+    clone = Transformer(model.config).double()
+    with torch.no_grad():
+        for parameter, of in zip(clone.parameters(), model.parameters(), strict=True):
+            assert of.grad is not None
+            parameter.copy_(of.grad)
+    return clone.weights()
+
+
+def gradients_in_place(module: TorchTransformer) -> TorchTransformer:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            assert parameter.grad is not None
+            parameter.copy_(parameter.grad)
+    return module
+
+
+# Hugging Face's Marian
+
+
+def marian(config: ModelConfig) -> MarianMTModel:
+    torch.manual_seed(0)
+    settings = MarianConfig(
+        vocab_size=config.target_vocab_size,
+        d_model=config.d_model,
+        encoder_layers=config.n_encoder_layers,
+        decoder_layers=config.n_decoder_layers,
+        encoder_attention_heads=config.n_heads,
+        decoder_attention_heads=config.n_heads,
+        encoder_ffn_dim=config.d_ff,
+        decoder_ffn_dim=config.d_ff,
+        activation_function=config.activation,
+        scale_embedding=True,
+        max_position_embeddings=64,
+        pad_token_id=config.pad_id,
+        eos_token_id=config.eos_id,
+        bos_token_id=None,
+        decoder_start_token_id=config.bos_id,
+        forced_eos_token_id=None,
+        num_beams=1,
+    )
+    model = MarianMTModel(settings).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "embed_positions" not in name:
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+        model.final_logits_bias.add_(torch.randn_like(model.final_logits_bias))
+        # Its sinusoids are float32: once they are seen to be ours, ours take their place, so that the rest can be
+        # compared in float64.
+        ours_TD = sinusoid(torch.arange(64), config.d_model)[:, marian_order(config).argsort()]
+        for stack in (model.model.encoder, model.model.decoder):
+            torch.testing.assert_close(stack.embed_positions.weight, ours_TD, atol=1e-6, rtol=0)
+            stack.embed_positions.weight.copy_(ours_TD)
+    return model
+
+
+def marian_order(config: ModelConfig) -> Tensor:
+    """Marian keeps all sines before all cosines, ours alternate: our dimension i is its dimension marian_order[i]."""
+    return torch.arange(config.d_model).reshape(2, -1).T.flatten()
+
+
+def from_marian(theirs: MarianMTModel, config: ModelConfig) -> Transformer:
+    """Every axis of width d_model is permuted as the sinusoids are."""
+    order_D = marian_order(config)
+    weights: dict[str, Tensor] = {}
+    state = theirs.state_dict()
+    for stack, n_layers in (("encoder", config.n_encoder_layers), ("decoder", config.n_decoder_layers)):
+        kinds = {"self_attn": "self_attention"} | ({"encoder_attn": "memory_attention"} if stack == "decoder" else {})
+        for i in range(n_layers):
+            at, to = f"model.{stack}.layers.{i}", f"{stack}.{i}"
+            for their_kind, kind in kinds.items():
+                for part in "qkv":
+                    weights[f"{to}.{kind}.W_{part.upper()}"] = state[f"{at}.{their_kind}.{part}_proj.weight"].T[order_D]
+                    weights[f"{to}.{kind}.b_{part.upper()}"] = state[f"{at}.{their_kind}.{part}_proj.bias"]
+                weights[f"{to}.{kind}.W_O"] = state[f"{at}.{their_kind}.out_proj.weight"].T[:, order_D]
+                weights[f"{to}.{kind}.b_O"] = state[f"{at}.{their_kind}.out_proj.bias"][order_D]
+                for ours, part in (("gain", "weight"), ("bias", "bias")):
+                    weights[f"{to}.{kind}_norm.{ours}"] = state[f"{at}.{their_kind}_layer_norm.{part}"][order_D]
+            weights[f"{to}.feed_forward.W_1"] = state[f"{at}.fc1.weight"].T[order_D]
+            weights[f"{to}.feed_forward.b_1"] = state[f"{at}.fc1.bias"]
+            weights[f"{to}.feed_forward.W_2"] = state[f"{at}.fc2.weight"].T[:, order_D]
+            weights[f"{to}.feed_forward.b_2"] = state[f"{at}.fc2.bias"][order_D]
+            for ours, part in (("gain", "weight"), ("bias", "bias")):
+                weights[f"{to}.feed_forward_norm.{ours}"] = state[f"{at}.final_layer_norm.{part}"][order_D]
+    weights["source_embedding"] = state["model.shared.weight"][:, order_D]
+    weights["output_bias"] = state["final_logits_bias"][0]
+    model = Transformer(config).double().eval()
+    model.load_weights(weights)
+    return model
+
+
+MARIAN = equal_heads(activation="swish", output_bias=True, norm_eps=1e-5)
+
+
+def test_marian_gives_the_same_logits() -> None:
+    theirs, (source_BS, target_BT) = marian(MARIAN), random_ids(MARIAN)
+    ours = from_marian(theirs, MARIAN)
+    with torch.no_grad():
+        expected: Seq2SeqLMOutput = theirs(
+            input_ids=source_BS, attention_mask=(source_BS != MARIAN.pad_id).long(), decoder_input_ids=target_BT
+        )
+        logits_BTV = ours(source_BS, target_BT).logits_BTV
+    torch.testing.assert_close(logits_BTV, expected.logits, atol=TOLERANCE, rtol=0)
+
+
+def test_marian_gives_the_same_logits_step_by_step_from_its_cache() -> None:
+    theirs, (source_BS, target_BT) = marian(MARIAN), random_ids(MARIAN)
+    state = (ours := from_marian(theirs, MARIAN)).start(source_BS)
+    memory, cache = None, None
+    for last_B in target_BT.T[:17]:
+        with torch.no_grad():
+            expected: Seq2SeqLMOutput = theirs(
+                input_ids=source_BS,
+                attention_mask=(source_BS != MARIAN.pad_id).long(),
+                decoder_input_ids=last_B[:, None],
+                encoder_outputs=memory,
+                past_key_values=cache,
+                use_cache=True,
+            )
+        memory, cache = (expected.encoder_last_hidden_state,), expected.past_key_values
+        logits_BV, state = ours.step(last_B, state)
+        torch.testing.assert_close(logits_BV, expected.logits[:, -1], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("start", [1, 0], ids=["own start mark", "starts with padding, as its published models do"])
+def test_marian_generates_the_same_translations(start: int) -> None:
+    config = equal_heads(activation="swish", output_bias=True, norm_eps=1e-5, bos_id=start)
+    theirs, (source_BS, _) = marian(config), random_ids(config)
+    generated = theirs.generate(
+        input_ids=source_BS,
+        attention_mask=(source_BS != config.pad_id).long(),
+        do_sample=False,
+        max_new_tokens=12,
+        min_new_tokens=12,
+        suppress_tokens=[config.eos_id],
+    )
+    ours = from_marian(theirs, config)
+    state, last_B, found = ours.start(source_BS), torch.full((3,), start), []
+    for _ in range(12):
+        logits_BV, state = ours.step(last_B, state)
+        logits_BV[:, config.eos_id] = -torch.inf
+        last_B = logits_BV.argmax(-1)
+        found.append(last_B)
+    assert generated[:, 1:].tolist() == torch.stack(found, 1).tolist()

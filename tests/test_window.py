@@ -1,0 +1,67 @@
+"""Restricted self-attention (section 4): the same numbers as full attention under a band, in memory that grows with n r."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from transduce.ops import Visible, attend, attend_window
+
+
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 131, 200])
+@pytest.mark.parametrize("window", [1, 2, 7, 64, 66, 101, 1000])
+@pytest.mark.parametrize("look_ahead", [True, False])
+def test_restricted_equals_full_under_the_equivalent_visibility(n: int, window: int, look_ahead: bool) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 3, n, d, dtype=torch.float64, requires_grad=True) for d in (5, 5, 7))
+    token_BM = torch.ones(2, n, dtype=torch.bool)
+    token_BM[1, n // 2 :] = False
+    position = torch.arange(n)
+    near_QM = (position[:, None] - position).abs() * 2 <= window
+    if not look_ahead:
+        near_QM = near_QM & (position <= position[:, None])
+    full, _ = attend(query, key, value, Visible(token_BM[:, None] & near_QM), 0.0)
+    windowed = attend_window(query, key, value, Visible(token_BM[:, None], look_ahead, window), 0.0)
+    torch.testing.assert_close(windowed, full, atol=1e-12, rtol=0)
+
+    direction = torch.randn_like(full)
+    expected = torch.autograd.grad((full * direction).sum(), (query, key, value))
+    found = torch.autograd.grad((windowed * direction).sum(), (query, key, value))
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+
+
+MEASURE = """
+import torch
+from pathlib import Path
+from transduce import Transformer, base, with_model
+
+def status(field):
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 1024
+
+model = Transformer(with_model(base(), attention_window={window}, n_encoder_layers=2, n_decoder_layers=1, d_model=128,
+                               d_ff=256, n_heads=4, d_k=32, d_v=32, source_vocab_size=97, target_vocab_size=97).model)
+with torch.no_grad():
+    model.eval().encode(torch.full((1, 500), 5))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = status("VmRSS")
+    assert model.encode(torch.full((1, {n}), 5)).memory_BSD.isfinite().all()
+print(status("VmHWM") - before)
+"""
+
+
+def peak_mib(n: int, window: int) -> float:
+    """How far encoding n tokens takes the process above what it held before."""
+    code = MEASURE.format(window=window, n=n)
+    return float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+def test_ten_thousand_tokens_encode_within_150_mib_and_growth_is_linear() -> None:
+    """The weights of full attention alone would take 4 heads x 10,000 x 10,000 x 4 bytes = 1.5 GiB."""
+    at_10k, at_40k = peak_mib(10_000, window=128), peak_mib(40_000, window=128)
+    assert 10 < at_10k < 150
+    assert at_40k < 6 * at_10k  # in proportion to n it would be 4 times, to n * n 16 times
