@@ -65,13 +65,15 @@ class Score(NamedTuple):
         return f"{self.n_right} of {self.n_strings} held-out strings exactly right"
 
 
-def copy_task(steps: int = 1500, seed: int = 1) -> RunConfig:
+def copy_task(steps: int = 2000, seed: int = 1) -> RunConfig:
     n = FIRST_LETTER_ID + len(LETTERS)
     config = with_model(
         tiny(), source_vocab_size=n, target_vocab_size=n, n_encoder_layers=2, n_decoder_layers=2,
         d_model=64, d_ff=256, n_heads=4, d_k=16, d_v=16, dropout=0.0,
     )  # fmt: skip
-    return replace(config, train=replace(config.train, max_steps=steps, warmup_steps=400, seed=seed))
+    # 20, as the paper's big model: the average of 5 left up to 27 of 1000 strings wrong, of 20 none (tried: 3 seeds).
+    train = replace(config.train, max_steps=steps, warmup_steps=400, average_last=20, seed=seed)
+    return replace(config, train=train)
 
 
 def train(task: Task, config: RunConfig, device: str, report: Callable[[int, float], None]) -> Transformer:
@@ -86,7 +88,7 @@ def train(task: Task, config: RunConfig, device: str, report: Callable[[int, flo
         optimiser.param_groups[0]["lr"] = learning_rate(step, config.model.d_model, config.train.warmup_steps)
         loss_per_token = _loss(model, batch, config, device) / batch.n_target_tokens
         optimiser.zero_grad()
-        loss_per_token.backward()  # type: ignore[no-untyped-call]
+        loss_per_token.backward()
         optimiser.step()
         if step % CHECKPOINT_STEPS == 0 or step == config.train.max_steps:
             checkpoints.append({name: W.clone() for name, W in model.weights().items()})
@@ -183,7 +185,7 @@ def train_with_progress(task: Task, config: RunConfig, device: str) -> tuple[Tra
 
 def main(
     task: Annotated[Task, typer.Option(help="What to learn.")] = Task.copy,
-    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 1500,
+    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = copy_task().train.max_steps,
     seed: int = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,

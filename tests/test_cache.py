@@ -5,6 +5,8 @@ In float64, to 1e-11: see test_model_equals_reference.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from torch import Tensor
 from tests.primes import SWITCHES, is_token, prime_config, random_ids, random_model
 from transduce import DataError, DecoderState, ModelConfig, Transformer
 
-TOLERANCE = {"atol": 1e-11, "rtol": 0}
+TOLERANCE: dict[str, Any] = {"atol": 1e-11, "rtol": 0}
 
 every_switch = pytest.mark.parametrize("config", [prime_config(**c) for c in SWITCHES.values()], ids=list(SWITCHES))
 

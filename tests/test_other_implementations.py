@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import MarianConfig, MarianMTModel
-from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from tests.primes import prime_config, random_ids, random_model
 from transduce import ModelConfig, Transformer
@@ -109,9 +109,8 @@ def test_torch_gives_the_same_logits_and_gradients(norm: str, with_attention: bo
     assert found.keys() == expected.keys()
     largest = max(gradient.detach().abs().max().item() for gradient in expected.values())
     for name, gradient in expected.items():
-        torch.testing.assert_close(
-            found[name], gradient, atol=1e-11 * largest, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        # Biases of keys shift all scores of a query alike, so their gradient is rounding alone: no relative bound.
+        torch.testing.assert_close(found[name], gradient, atol=1e-11 * largest, rtol=0, msg=name)
 
 
 def gradient_of_embedding(model: Transformer) -> Tensor:
@@ -141,7 +140,7 @@ def gradients_in_place(module: TorchTransformer) -> TorchTransformer:
 # Hugging Face's Marian
 
 
-def marian(config: ModelConfig) -> MarianMTModel:
+def marian(config: ModelConfig) -> Any:
     torch.manual_seed(0)
     settings = MarianConfig(
         vocab_size=config.target_vocab_size,
@@ -160,7 +159,6 @@ def marian(config: ModelConfig) -> MarianMTModel:
         bos_token_id=None,
         decoder_start_token_id=config.bos_id,
         forced_eos_token_id=None,
-        num_beams=1,
     )
     model = MarianMTModel(settings).double().eval()
     with torch.no_grad():
@@ -182,7 +180,7 @@ def marian_order(config: ModelConfig) -> Tensor:
     return torch.arange(config.d_model).reshape(2, -1).T.flatten()
 
 
-def from_marian(theirs: MarianMTModel, config: ModelConfig) -> Transformer:
+def from_marian(theirs: Any, config: ModelConfig) -> Transformer:
     """Every axis of width d_model is permuted as the sinusoids are."""
     order_D = marian_order(config)
     weights: dict[str, Tensor] = {}
@@ -219,7 +217,7 @@ def test_marian_gives_the_same_logits() -> None:
     theirs, (source_BS, target_BT) = marian(MARIAN), random_ids(MARIAN)
     ours = from_marian(theirs, MARIAN)
     with torch.no_grad():
-        expected: Seq2SeqLMOutput = theirs(
+        expected = theirs(
             input_ids=source_BS, attention_mask=(source_BS != MARIAN.pad_id).long(), decoder_input_ids=target_BT
         )
         logits_BTV = ours(source_BS, target_BT).logits_BTV
@@ -232,7 +230,7 @@ def test_marian_gives_the_same_logits_step_by_step_from_its_cache() -> None:
     memory, cache = None, None
     for last_B in target_BT.T[:17]:
         with torch.no_grad():
-            expected: Seq2SeqLMOutput = theirs(
+            expected = theirs(
                 input_ids=source_BS,
                 attention_mask=(source_BS != MARIAN.pad_id).long(),
                 decoder_input_ids=last_B[:, None],

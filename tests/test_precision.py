@@ -22,7 +22,7 @@ def logits_and_gradient(model: Transformer, source_BS: Tensor, target_BT: Tensor
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    return ((found - expected).norm() / expected.norm()).item()
+    return float((found - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

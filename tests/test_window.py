@@ -1,4 +1,4 @@
-"""Restricted self-attention (section 4): the same numbers as full attention under a band, in memory that grows with n r."""
+"""Restricted self-attention (section 4): the numbers of full attention under a band, in memory that grows with n r."""
 
 from __future__ import annotations
 

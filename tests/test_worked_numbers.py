@@ -96,8 +96,8 @@ def test_learning_rate_peaks_where_warm_up_ends(learning_rate: Function) -> None
 
 
 def attend_in_torch(query: Any, key: Any, value: Any, visible: Any) -> Any:
-    tensors = (torch.as_tensor(x) for x in (query, key, value))
-    return [x.numpy() for x in ops.attend(*tensors, ops.Visible(torch.as_tensor(visible)), 0.0)]
+    query, key, value, visible = (torch.as_tensor(x) for x in (query, key, value, visible))
+    return [x.numpy() for x in ops.attend(query, key, value, ops.Visible(visible), 0.0)]
 
 
 @pytest.mark.parametrize("attend", [reference.attend, attend_in_torch])

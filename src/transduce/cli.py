@@ -71,22 +71,21 @@ def check_paper_command(
     for name in [config] if config else ["base", "big"]:
         size: Literal["base", "big"] = "big" if (against or name) == "big" else "base"
         tables[name] = size, check_paper(override(read_config(name), settings or []), size)
-    counts = [{"size": size, "paper": stated, "ours": ours} for size, stated, ours in parameter_counts()]
+    counts = list(parameter_counts())
     if as_json:
         checks = [
             {"config": name, "against": size, "rows": [asdict(row) for row in rows]}
             for name, (size, rows) in tables.items()
         ]
-        print(json.dumps({"checks": checks, "parameters": counts}, indent=2))
+        parameters = [{"size": size, "paper": stated, "ours": ours} for size, stated, ours in counts]
+        print(json.dumps({"checks": checks, "parameters": parameters}, indent=2))
     else:
         console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
         for name, (size, rows) in tables.items():
             console.print(_paper_table(f"{name} beside the paper's {size}", rows))
-        for count in counts:
-            console.print(
-                f"parameters of {count['size']}: {count['ours']:,} ({count['ours'] / 1e6:.1f} M); "
-                f"the paper prints {count['paper'] / 1e6:.0f} M"
-            )
+        for of, stated, ours in counts:
+            millions = f"{ours / 1e6:.1f} M); the paper prints {stated / 1e6:.0f} M"
+            console.print(f"parameters of {of}: {ours:,} ({millions}")
         console.print("(each trained number once, at exactly 37,000 shared entries; the paper says about 37,000)")
         n_differ = sum(row.verdict == "differs" for _, rows in tables.values() for row in rows)
         console.print(f"{n_differ} settings differ from the paper" if n_differ else "nothing differs from the paper")

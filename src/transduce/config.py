@@ -11,7 +11,7 @@ import json
 import types
 import typing
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
@@ -24,7 +24,7 @@ class _Section:
     section: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for name, hint in _hints(type(self)).items():
+        for name, hint in _hints(self.section).items():
             value = getattr(self, name)
             # 1 and 1.0 must give the same JSON, hence the same hash; past 2**53 they are not the same number.
             if hint is float and type(value) is int and abs(value) < 2**53:
@@ -279,15 +279,15 @@ def _sections() -> dict[str, type[_Section]]:
 
 
 @cache
-def _hints(section: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(section)
-    return {f.name: hints[f.name] for f in fields(section)}
+def _hints(section: str) -> dict[str, Any]:
+    hints = typing.get_type_hints(_sections()[section])
+    return {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
 
 
 def _hint(section: str, name: str) -> Any:
     if section not in _sections():
         raise _unknown("section", section, _sections())
-    hints = _hints(_sections()[section])
+    hints = _hints(section)
     if name not in hints:
         raise _unknown(f"field of section {section}", name, hints)
     return hints[name]

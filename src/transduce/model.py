@@ -11,9 +11,9 @@ returns it. Attention weights come back from the same call when asked for.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -51,8 +51,9 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.n_encoder_layers))
-        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.n_decoder_layers))
+        encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.n_encoder_layers))
+        decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.n_decoder_layers))
+        self.encoder, self.decoder = cast(Sequence[EncoderLayer], encoder), cast(Sequence[DecoderLayer], decoder)
         # Not in the paper: under pre-norm nothing else would normalise the sum of all residuals.
         self.encoder_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps) if config.norm == "pre" else nn.Identity()
         self.decoder_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps) if config.norm == "pre" else nn.Identity()
@@ -281,7 +282,7 @@ class HeadsToOutput(nn.Module):
         return self.W_O(head_BHQU.transpose(1, 2).flatten(2)), weight_BHQM
 
     def split_heads(self, x_BTP: Tensor) -> Tensor:
-        return x_BTP.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        return torch.unflatten(x_BTP, -1, (self.n_heads, -1)).transpose(1, 2)
 
 
 class SelfAttention(HeadsToOutput):
@@ -324,7 +325,7 @@ class Projection(nn.Module):
         return F.linear(x, self.W.T, self.b)
 
     def parts(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.forward(x).split(list(self.widths.values()), dim=-1)
+        return torch.split(self.forward(x), list(self.widths.values()), dim=-1)
 
     def weights(self) -> dict[str, Tensor]:
         """W_Q, W_K, ... and b_Q, ..., as views."""
@@ -332,7 +333,7 @@ class Projection(nn.Module):
         return {
             f"{kind}_{name}": part
             for kind, matrix in packed.items()
-            for name, part in zip(self.widths, matrix.split(list(self.widths.values()), dim=-1), strict=True)
+            for name, part in zip(self.widths, torch.split(matrix, list(self.widths.values()), dim=-1), strict=True)
         }
 
 
@@ -349,12 +350,12 @@ class FeedForward(nn.Module):
         self.W_2 = Projection(config.d_ff, True, **{"2": config.d_model})
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        hidden_BTF: Tensor = self.activation(self.W_1(x_BTD))
+        hidden_BTF = self.activation(self.W_1(x_BTD))
         output_BTD: Tensor = self.W_2(F.dropout(hidden_BTF, self.dropout, self.training))
         return output_BTD
 
 
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}
 
 
 # 3.4 Embeddings and softmax

@@ -46,7 +46,7 @@ def attend(
     """Equation 1 as it is written. Returns the weights too, as they are before dropout."""
     d_k = query_BHQK.shape[-1]
     score_BHQM = query_BHQK @ key_BHMK.transpose(-1, -2) / math.sqrt(d_k)
-    visible_B1QM = visible.matrix(*score_BHQM.shape[-2:], score_BHQM.device).unsqueeze(1)
+    visible_B1QM = visible.matrix(query_BHQK.shape[2], key_BHMK.shape[2], query_BHQK.device).unsqueeze(1)
     score_BHQM = score_BHQM.masked_fill(~visible_B1QM, torch.finfo(score_BHQM.dtype).min)
     weight_BHQM = score_BHQM.softmax(-1) * visible_B1QM
     return F.dropout(weight_BHQM, dropout) @ value_BHMU, weight_BHQM
@@ -79,7 +79,7 @@ def attend_window(query_BHQK: Tensor, key_BHMK: Tensor, value_BHMU: Tensor, visi
     n, n_block = query_BHQK.shape[2], _block(visible.window)
     n_fill = -n % n_block
     # Keys and values start one block early: block i of the queries then meets three blocks from place i on.
-    query_BHNZK = F.pad(query_BHQK, (0, 0, 0, n_fill)).unflatten(2, (-1, n_block))
+    query_BHNZK = torch.unflatten(F.pad(query_BHQK, (0, 0, 0, n_fill)), 2, (-1, n_block))
     key_BHNYK = _three_blocks(key_BHMK, n_block, n_fill)
     value_BHNYU = _three_blocks(value_BHMU, n_block, n_fill)
 
@@ -103,7 +103,7 @@ def attend_window(query_BHQK: Tensor, key_BHMK: Tensor, value_BHMU: Tensor, visi
         visible_BNZY.expand(len(query_BHQK), -1, -1, -1).flatten(0, 1).unsqueeze(1),
         dropout,
     )
-    head_BHNZU = head_XHZU.unflatten(0, (-1, n_blocks)).transpose(1, 2)
+    head_BHNZU = torch.unflatten(head_XHZU, 0, (-1, n_blocks)).transpose(1, 2)
     return head_BHNZU.flatten(2, 3)[:, :, :n]
 
 

@@ -98,7 +98,8 @@ def after(layer: Weights, config: ModelConfig, sub_layer: str, x: Array, sub_lay
 def layer_norm(layer: Weights, name: str, eps: float, x: Array) -> Array:
     mean = x.mean(-1, keepdims=True)
     variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) / np.sqrt(variance + eps) * layer[f"{name}.gain"] + layer[f"{name}.bias"]
+    normed: Array = (x - mean) / np.sqrt(variance + eps) * layer[f"{name}.gain"] + layer[f"{name}.bias"]
+    return normed
 
 
 def final_norm(weights: Weights, config: ModelConfig, stack: str, x: Array) -> Array:
@@ -111,13 +112,15 @@ def final_norm(weights: Weights, config: ModelConfig, stack: str, x: Array) -> A
 
 def softmax(x: Array) -> Array:
     """Over the last axis. The largest is taken off first, so that no exponential overflows."""
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    e: Array = np.exp(x - x.max(-1, keepdims=True))
+    e /= e.sum(-1, keepdims=True)
+    return e
 
 
 def log_sum_exp(x: Array) -> Array:
-    largest = x.max(-1, keepdims=True)
-    return (largest + np.log(np.exp(x - largest).sum(-1, keepdims=True))).squeeze(-1)
+    largest = x.max(-1)
+    log_sum: Array = largest + np.log(np.exp(x - largest[..., None]).sum(-1))
+    return log_sum
 
 
 def attend(query_BHQK: Array, key_BHMK: Array, value_BHMU: Array, visible_BQM: Array) -> tuple[Array, Array]:
@@ -134,7 +137,7 @@ def attend(query_BHQK: Array, key_BHMK: Array, value_BHMU: Array, visible_BQM: A
 
 
 def not_padding(ids_BM: Array, pad_id: int) -> Array:
-    return ids_BM != pad_id
+    return np.not_equal(ids_BM, pad_id)
 
 
 def look_ahead(n: int) -> Array:
@@ -192,13 +195,14 @@ def relu(x: Array) -> Array:
 
 def gelu(x: Array) -> Array:
     """Not in the paper; models of others have it."""
-    erf = np.vectorize(math.erf, otypes=[x.dtype])
-    return x * (1 + erf(x / math.sqrt(2))) / 2
+    activated: Array = x * (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))) / 2
+    return activated
 
 
 def swish(x: Array) -> Array:
     """Not in the paper; models of others have it."""
-    return x / (1 + np.exp(-x))
+    activated: Array = x / (1 + np.exp(-x))
+    return activated
 
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "swish": swish}

@@ -1,0 +1,161 @@
+"""Settings are checked once, wherever they come from, and a refusal says value, bound and remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce import ConfigError, ModelConfig, RunConfig, base, big, override, small, tiny, with_model
+from transduce.config import PRESETS
+
+EVERY_FIELD = [
+    (section.name, field.name)
+    for section in dataclasses.fields(RunConfig)
+    for field in dataclasses.fields(getattr(base(), section.name))
+]
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
+def test_json_round_trip(preset: Any) -> None:
+    assert RunConfig.from_json(preset().to_json()) == preset()
+    assert RunConfig.from_json(preset().to_json()).hash() == preset().hash()
+
+
+def test_presets_differ_and_so_do_their_hashes() -> None:
+    assert len({preset().hash() for preset in PRESETS.values()}) == len(PRESETS)
+
+
+@pytest.mark.parametrize(("section", "name"), EVERY_FIELD)
+def test_set_reaches_every_field(section: str, name: str) -> None:
+    """Its own value, written as text, gives the same configuration; nonsense is refused by name."""
+    for preset in (base(), tiny()):
+        value = getattr(getattr(preset, section), name)
+        assert override(preset, [f"{section}.{name}={value}"]) == preset
+    with pytest.raises(ConfigError, match=rf"{section}\.{name} is 'nonsense', must be .+: give"):
+        override(base(), [f"{section}.{name}=nonsense"])
+
+
+def test_set_changes_what_it_names_and_nothing_else() -> None:
+    config = override(base(), ["train.max_steps=1_000", "model.attention_window=128", "model.attention_bias=TRUE"])
+    assert (config.train.max_steps, config.model.attention_window, config.model.attention_bias) == (1000, 128, True)
+    assert override(config, ["model.attention_window=none"]).model.attention_window is None
+    assert with_model(config, attention_window=None, attention_bias=False).model == base().model
+
+
+def test_settings_apply_together_so_their_order_does_not_matter() -> None:
+    """Half of this change alone would be impossible: three-way tying needs equal vocabularies."""
+    for settings in (
+        ["model.source_vocab_size=50", "model.target_vocab_size=50"],
+        ["model.target_vocab_size=50", "model.source_vocab_size=50"],
+    ):
+        assert override(base(), settings).model.source_vocab_size == 50
+
+
+def test_an_integer_is_a_float_where_a_float_is_asked_for() -> None:
+    assert with_model(base(), dropout=0) == with_model(base(), dropout=0.0)
+    assert with_model(base(), dropout=0).hash() == with_model(base(), dropout=0.0).hash()
+
+
+IMPOSSIBLE = [
+    ({"n_heads": 0}, "model.n_heads is 0, must be at least 1: raise it"),
+    ({"d_k": -3}, "model.d_k is -3, must be at least 1"),
+    ({"n_decoder_layers": 0}, "model.n_decoder_layers is 0, must be at least 1"),
+    ({"dropout": 1.5}, "model.dropout is 1.5, must be from 0 up to but not including 1: give a share such as 0.1"),
+    ({"dropout": 1.0}, "model.dropout is 1.0, must be"),
+    ({"attention_dropout": -0.1}, "model.attention_dropout is -0.1, must be"),
+    ({"dropout": float("nan")}, "model.dropout is nan, must be"),
+    ({"d_model": 511}, "model.d_model is 511, must be even for sinusoids, .*: use 512, or model.positions=learned"),
+    ({"attention_window": 0}, "model.attention_window is 0, must be at least 1: use none to"),
+    ({"norm_eps": 0.0}, "model.norm_eps is 0.0, must be above 0"),
+    ({"norm_eps": float("inf")}, "model.norm_eps is inf, must be above 0"),
+    ({"source_vocab_size": 3}, "model.source_vocab_size is 3, must be at least 4"),
+    ({"target_vocab_size": 40_000}, "must equal model.target_vocab_size .*: share one vocabulary, or"),
+    ({"pad_id": 37_000}, "model.pad_id is 37000, must be below the vocabulary size 37000: lower it"),
+    ({"eos_id": 0}, "model.eos_id is 0, must differ from pad_id 0 and bos_id 1: give the end"),
+    ({"norm": "both"}, "model.norm is 'both', must be one of post, pre: give such a value"),
+    ({"n_heads": "8"}, "model.n_heads is '8', must be a whole number"),
+    ({"n_heads": 8.0}, "model.n_heads is 8.0, must be a whole number"),
+    ({"n_heads": True}, "model.n_heads is True, must be a whole number"),
+    ({"attention_bias": 1}, "model.attention_bias is 1, must be true or false"),
+    ({"dropout": 10**400}, "model.dropout is 1000.*, must be a number"),
+    ({"attention_window": "wide"}, "model.attention_window is 'wide', must be a whole number or none"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), IMPOSSIBLE, ids=[str(c)[:40] for c, _ in IMPOSSIBLE])
+def test_the_impossible_is_refused_from_python_and_from_json(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(**changes)
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.from_json(json.dumps({"model": changes}))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train.warmup_steps=0", "train.warmup_steps is 0, must be at least 1"),
+        ("train.adam_beta2=1", "train.adam_beta2 is 1.0, must be from 0 up to but not including 1"),
+        ("train.adam_eps=-1e-9", "train.adam_eps is -1e-09, must be above 0"),
+        ("train.label_smoothing=1.2", "train.label_smoothing is 1.2, must be"),
+        ("data.batch_tokens=0", "data.batch_tokens is 0, must be at least 1"),
+        ("decode.beam_size=0", "decode.beam_size is 0, must be at least 1"),
+        ("decode.length_alpha=-1", "decode.length_alpha is -1.0, must be 0 or more"),
+        ("decode.length_alpha=nan", "decode.length_alpha is nan, must be 0 or more"),
+        ("model.n_haeds=8", "'n_haeds' is no field of section model: did you mean n_heads?"),
+        ("modle.n_heads=8", "'modle' is no section: did you mean model?"),
+        ("model.zzz=8", "'zzz' is no field of section model: choose from source_vocab_size, "),
+        ("n_heads=8", "'n_heads=8' must read section.field=value: for example"),
+        ("model.n_heads", "'model.n_heads' must read section.field=value"),
+        ("", "'' must read section.field=value"),
+    ],
+)
+def test_a_bad_setting_is_refused(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        override(base(), [setting])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "config is not JSON"),
+        ("[" * 100_000, "config is not JSON"),
+        ("[]", "config is list, must be an object with sections model, data, train, decode"),
+        ('{"model": 3}', "config section model is int, must be an object"),
+        ('{"modle": {}}', "'modle' is no section: did you mean model?"),
+        ('{"model": {"n_haeds": 8}}', "'n_haeds' is no field of section model: did you mean n_heads?"),
+        ('{"model": {"d_k": 8, "d_k": 9}}', "config gives 'd_k' twice: keep one"),
+        ('{"model": {"d_k": NaN}}', "model.d_k is nan, must be a whole number"),
+        ('{"model": {"norm": ["post"]}}', r"model.norm is \['post'\], must be one of"),
+    ],
+)
+def test_bad_json_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.from_json(text)
+
+
+def test_a_field_that_a_file_lacks_takes_its_default() -> None:
+    assert RunConfig.from_json('{"model": {"dropout": 0.3}}') == with_model(base(), dropout=0.3)
+
+
+def test_a_configuration_cannot_be_changed_in_place() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        base().model.n_heads = 16  # type: ignore[misc]
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=3))
+def test_any_json_value_in_any_field_is_taken_or_refused_but_never_crashes(value: Any) -> None:
+    for section, name in EVERY_FIELD:
+        with contextlib.suppress(ConfigError):
+            config = RunConfig.from_json(json.dumps({section: {name: value}}))
+            assert RunConfig.from_json(config.to_json()) == config
+
+
+def test_sizes_are_those_of_the_paper() -> None:
+    assert (base().model.d_model, big().model.d_model) == (512, 1024)
+    assert small().model.d_model > tiny().model.d_model

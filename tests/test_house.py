@@ -1,0 +1,162 @@
+"""The house keeps its shape: imports point one way, public names are few, README's code runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import transduce
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "transduce"
+
+# Each may import what stands before its own line.
+ORDER = [
+    {"errors"},
+    {"config"},
+    {"data", "reference", "ops", "decoding"},
+    {"model"},
+    {"checkpoint"},
+    {"training"},
+    {"paper"},
+    {"cli"},
+    {"__main__"},
+]
+RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+ONLY_INSIDE_FUNCTIONS = {"fastapi", "uvicorn", "matplotlib", "ctranslate2", "onnx", "onnxruntime", "ray", "tensorboard"}
+
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+
+
+def part(path: Path) -> str:
+    """`training` for training/recipe.py: a folder is one part of the house."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found.add(node.module or "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def parts_of_transduce(tree: ast.AST) -> set[str]:
+    return {name.split(".")[1] for name in imports(tree) if name.startswith("transduce.")} & RANK.keys()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_one_way(path: Path) -> None:
+    here = part(path)
+    for other in parts_of_transduce(ast.parse(path.read_text())):
+        assert other == here or RANK[other] < RANK[here], f"{here} must not import {other}"
+
+
+def test_every_part_has_a_rank() -> None:
+    assert {part(path) for path in MODULES} == RANK.keys()
+
+
+def test_reference_and_model_never_meet_and_search_knows_no_model() -> None:
+    for path in MODULES:
+        found = parts_of_transduce(ast.parse(path.read_text()))
+        assert not {"reference", "model"} <= found | {part(path)}, path
+    assert "model" not in parts_of_transduce(ast.parse((PACKAGE / "decoding.py").read_text()))
+
+
+def test_the_reference_is_numpy_alone() -> None:
+    tree = ast.parse((PACKAGE / "reference.py").read_text())
+    outside = {name.split(".")[0] for name in imports(tree)} - set(sys.stdlib_module_names) - {"transduce"}
+    assert outside == {"numpy", "safetensors"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_optional_packages_are_imported_inside_functions(path: Path) -> None:
+    top = ast.Module([n for n in ast.parse(path.read_text()).body if isinstance(n, ast.Import | ast.ImportFrom)], [])
+    assert not {name.split(".")[0] for name in imports(top)} & ONLY_INSIDE_FUNCTIONS
+
+
+def test_experiments_import_the_package_and_never_the_reverse() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        assert not any(
+            name.split(".")[0] in ("experiments", "benchmarks") for name in imports(ast.parse(path.read_text()))
+        )
+
+
+def in_a_new_process(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_import_transduce_is_quick() -> None:
+    """It loads nothing that takes seconds; and each public name then comes when asked for."""
+    assert in_a_new_process("import sys, transduce; print({'torch', 'numpy', 'rich'} & sys.modules.keys())") == "set()"
+    assert in_a_new_process("import transduce; print(transduce.Transformer.__name__)") == "Transformer"
+
+
+PUBLIC = """
+Batch ConfigError DataConfig DataError DecodeConfig DecoderState ModelConfig ModelFolderError RunConfig TrainConfig
+Transformer base big greedy load_model make_batch override save_model small tiny with_model
+"""
+
+
+def test_public_names_are_these() -> None:
+    assert transduce.__all__ == PUBLIC.split()
+    for name in transduce.__all__:
+        assert getattr(transduce, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = transduce.nothing
+
+
+def test_all_versions_are_pinned_and_floors_are_floors() -> None:
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    pins = {name.lower().replace("_", "-"): version for name, version in pins.items()}
+    assert pins["torch"] == "2.13.0"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    for requirement in wanted:
+        assert re.fullmatch(r"[\w-]+>=[\d.]+", requirement), "floors only"
+        assert requirement.split(">=")[0] in pins
+
+
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+def test_readme_code_runs_and_prints_what_it_says(code: str) -> None:
+    expected = re.findall(r"print\(.*\)  # (.*)", code)
+    assert expected, "a comment after each print says what it prints"
+    assert in_a_new_process(code).splitlines() == expected
+
+
+def test_readme_names_commands_that_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make ([\w-]+)", README):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    assert {"demo", "test"} <= set(re.findall(r"make ([\w-]+)", README))
+    for command in re.findall(r"^transduce ([\w-]+)", README, re.MULTILINE):
+        done = subprocess.run([sys.executable, "-m", "transduce", command, "--help"], capture_output=True)
+        assert done.returncode == 0, command
+
+
+@pytest.mark.parametrize("block", re.findall(r"```\n(\$ transduce .*?)```", README, re.DOTALL))
+def test_readme_shows_what_commands_print(block: str) -> None:
+    command, *shown = block.splitlines()
+    arguments = command.removeprefix("$ transduce").split()
+    done = subprocess.run([sys.executable, "-m", "transduce", *arguments], capture_output=True, text=True)
+    printed = [" ".join(line.split()) for line in (done.stdout + done.stderr).splitlines()]
+    for line in shown:
+        assert line.strip() == "..." or " ".join(line.split()) in printed, line
+
+
+def test_readme_links_to_files_that_exist() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).exists(), target
