@@ -27,7 +27,8 @@ BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+    found, expected = found.detach().double(), expected.detach().double()
+    return float((found - expected).norm() / expected.norm())
 
 
 def check_attention() -> list[dict[str, Any]]:

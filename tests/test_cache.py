@@ -125,6 +125,32 @@ def test_memory_is_held_once_for_all_rows_of_a_sentence() -> None:
     assert wide.memory_value_LBHSU.shape[1] == 3
 
 
+def test_the_cache_does_not_grow_for_ever_as_sentences_come_and_go() -> None:
+    config = prime_config()
+    model, (source_BS, _) = random_model(config), random_ids(config)
+    state = model.start(source_BS[:1])
+    for _ in range(20):  # each sentence gets 10 tokens; the older of the two then leaves
+        state = state.join(model.start(source_BS[1:2]))
+        for _ in range(5):
+            _, state = model.step(torch.full((state.n_rows,), 5), state)
+        if state.n_rows == 2:
+            state = state.select(torch.tensor([1]), torch.tensor([1]))
+    assert (state.n_sentences, state.longest, state.length_R.tolist()) == (1, 5, [5])
+    assert state.key_LRHTK.shape[3] == 16
+
+
+def test_rows_that_do_not_divide_among_sentences_are_refused() -> None:
+    config = prime_config()
+    model, (source_BS, _) = random_model(config), random_ids(config)
+    state = model.start(source_BS)
+    with pytest.raises(AssertionError, match="differ in number of rows"):
+        state.select(torch.tensor([0, 0, 1, 2]))
+    with pytest.raises(AssertionError, match="differ in number of rows"):
+        state.select(torch.tensor([0, 1, 2]), torch.tensor([0, 1]))
+    with pytest.raises(AssertionError, match="differ in number of rows"):
+        state.join(state.select(torch.arange(3).repeat_interleave(2)))
+
+
 def test_decoding_leaves_no_trace_in_the_model() -> None:
     config = prime_config()
     model, (source_BS, target_BT) = random_model(config), random_ids(config)

@@ -62,27 +62,28 @@ class Transformer(nn.Module):
     def forward(self, source_BS: Tensor, target_in_BT: Tensor, with_attention: bool = False) -> Output:
         """Logits of the token that follows each position of target_in. Padding stands to the right of the tokens."""
         encoded = self.encode(source_BS, with_attention)
-        x_BTD, decoder_LBHTT, memory_LBHTS = self.decode(target_in_BT, encoded, with_attention)
-        attention = None
-        if encoded.attention_LBHSS is not None and decoder_LBHTT is not None and memory_LBHTS is not None:
-            attention = Attention(encoded.attention_LBHSS, decoder_LBHTT, memory_LBHTS)
-        return Output(self.embedding.logits(x_BTD), attention)
+        x_BTD, weights = self.decode(target_in_BT, encoded, with_attention)
+        logits_BTV = self.embedding.logits(x_BTD)
+        if encoded.attention_LBHSS is None or weights is None:
+            return Output(logits_BTV, None)
+        return Output(logits_BTV, Attention(encoded.attention_LBHSS, *weights))
 
     # 3.1 Encoder and decoder stacks
 
     def encode(self, source_BS: Tensor, with_attention: bool = False) -> Encoded:
         token = Visible((source_BS != self.config.pad_id)[:, None])
+        visible = token._replace(window=self.config.attention_window)
         x_BSD = self.embedding.source(source_BS)
         weights = []
         for layer in self.encoder:
-            x_BSD, weight_BHSS = layer(x_BSD, token._replace(window=self.config.attention_window), with_attention)
+            x_BSD, weight_BHSS = layer(x_BSD, visible, with_attention)
             weights.append(weight_BHSS)
         return Encoded(self.encoder_norm(x_BSD), token, torch.stack(weights) if with_attention else None)
 
     def decode(
         self, target_in_BT: Tensor, encoded: Encoded, with_attention: bool = False
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The decoder's output before the projection to the vocabulary, and both kinds of attention weights."""
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """The decoder's output before the projection to the vocabulary, and its attention weights of both kinds."""
         # Padding stands to the right of every token, so looking ahead is all that must be forbidden here.
         visible = Visible(look_ahead=False, window=self.config.attention_window)
         x_BTD = self.embedding.target(target_in_BT)
@@ -90,13 +91,13 @@ class Transformer(nn.Module):
         for layer in self.decoder:
             key_BHSK, value_BHSU = layer.memory_attention.project_memory(encoded.memory_BSD)
             memory = Keys(key_BHSK, value_BHSU, encoded.visible)
-            x_BTD, *layer_weights = layer(x_BTD, visible, memory, with_attention=with_attention)
-            weights.append(layer_weights)
+            x_BTD, self_BHTT, memory_BHTS = layer(x_BTD, visible, memory, with_attention=with_attention)
+            weights.append((self_BHTT, memory_BHTS))
         x_BTD = self.decoder_norm(x_BTD)
         if not with_attention:
-            return x_BTD, None, None
+            return x_BTD, None
         decoder_LBHTT, memory_LBHTS = (torch.stack(kind) for kind in zip(*weights, strict=True))
-        return x_BTD, decoder_LBHTT, memory_LBHTS
+        return x_BTD, (decoder_LBHTT, memory_LBHTS)
 
     # Decoding one token at a time
 
@@ -464,23 +465,28 @@ class DecoderState:
         """The state whose row i continues row `rows_R[i]`.
 
         Rows stay sentence by sentence, equally many for each: (0, 0, 1, 1) makes two rows of each of two. Without
-        `sentences_B` the sentences stay and their memory is not touched; with it, only those stay, in that order.
+        `sentences_B` the sentences stay, their memory is not touched and the device is not waited for. With it, only
+        those stay, in that order, and the cache is cut to the longest row left: else, with sentences that come and
+        go, it would grow for ever.
         """
-        state = replace(
-            self,
-            key_LRHTK=self.key_LRHTK.index_select(1, rows_R),
-            value_LRHTU=self.value_LRHTU.index_select(1, rows_R),
-            length_R=self.length_R[rows_R],
+        length_R = self.length_R[rows_R]
+        if sentences_B is None:
+            assert len(rows_R) % self.n_sentences == 0, "sentences differ in number of rows"
+            key_LRHTK = self.key_LRHTK.index_select(1, rows_R)
+            value_LRHTU = self.value_LRHTU.index_select(1, rows_R)
+            return replace(self, key_LRHTK=key_LRHTK, value_LRHTU=value_LRHTU, length_R=length_R)
+        assert len(rows_R) * self.n_sentences == self.n_rows * len(sentences_B), "sentences differ in number of rows"
+        longest = int(length_R.max()) if len(length_R) else 0
+        room = _room_for(longest)
+        return DecoderState(
+            memory_key_LBHSK=self.memory_key_LBHSK.index_select(1, sentences_B),
+            memory_value_LBHSU=self.memory_value_LBHSU.index_select(1, sentences_B),
+            memory_visible_BS=self.memory_visible_BS[sentences_B],
+            key_LRHTK=self.key_LRHTK[:, :, :, :room].index_select(1, rows_R),
+            value_LRHTU=self.value_LRHTU[:, :, :, :room].index_select(1, rows_R),
+            length_R=length_R,
+            longest=longest,
         )
-        if sentences_B is not None:
-            state = replace(
-                state,
-                memory_key_LBHSK=self.memory_key_LBHSK.index_select(1, sentences_B),
-                memory_value_LBHSU=self.memory_value_LBHSU.index_select(1, sentences_B),
-                memory_visible_BS=self.memory_visible_BS[sentences_B],
-            )
-        assert state.n_sentences == 0 or state.n_rows % state.n_sentences == 0, "sentences differ in number of rows"
-        return state
 
     def join(self, other: DecoderState) -> DecoderState:
         """Both, this one's sentences and rows first. A longer source or a longer past widens the other's."""
@@ -504,12 +510,15 @@ class DecoderState:
         )
 
     def with_room_for(self, n: int) -> DecoderState:
-        """Grows in powers of two, so that shapes are few and copies rare."""
-        room = self.key_LRHTK.shape[3]
-        if n <= room:
+        if n <= self.key_LRHTK.shape[3]:
             return self
-        room = max(16, 2 ** math.ceil(math.log2(n)))
+        room = _room_for(n)
         return replace(self, key_LRHTK=_widen(self.key_LRHTK, 3, room), value_LRHTU=_widen(self.value_LRHTU, 3, room))
+
+
+def _room_for(n: int) -> int:
+    """A power of two, so that shapes are few and copies rare."""
+    return int(max(16, 2 ** math.ceil(math.log2(max(n, 1)))))
 
 
 def _widen(x: Tensor, axis: int, n: int) -> Tensor:

@@ -67,7 +67,7 @@ def attend_fused(query_BHQK: Tensor, key_BHMK: Tensor, value_BHMU: Tensor, visib
         causal = not visible.look_ahead
         return F.scaled_dot_product_attention(query_BHQK, key_BHMK, value_BHMU, None, dropout, is_causal=causal)
     visible_BQM = visible.matrix(query_BHQK.shape[2], key_BHMK.shape[2], query_BHQK.device)
-    return F.scaled_dot_product_attention(query_BHQK, key_BHMK, value_BHMU, visible_BQM.unsqueeze(1), dropout)
+    return _scaled_dot_product(query_BHQK, key_BHMK, value_BHMU, visible_BQM.unsqueeze(1), dropout)
 
 
 def attend_window(query_BHQK: Tensor, key_BHMK: Tensor, value_BHMU: Tensor, visible: Visible, dropout: float) -> Tensor:
@@ -96,7 +96,7 @@ def attend_window(query_BHQK: Tensor, key_BHMK: Tensor, value_BHMU: Tensor, visi
     visible_BNZY = token_BNY[:, :, None] & near_ZY
 
     n_blocks = query_BHNZK.shape[2]
-    head_XHZU = F.scaled_dot_product_attention(
+    head_XHZU = _scaled_dot_product(
         query_BHNZK.transpose(1, 2).flatten(0, 1),
         key_BHNYK.transpose(1, 2).flatten(0, 1),
         value_BHNYU.transpose(1, 2).flatten(0, 1),
@@ -105,6 +105,12 @@ def attend_window(query_BHQK: Tensor, key_BHMK: Tensor, value_BHMU: Tensor, visi
     )
     head_BHNZU = torch.unflatten(head_XHZU, 0, (-1, n_blocks)).transpose(1, 2)
     return head_BHNZU.flatten(2, 3)[:, :, :n]
+
+
+def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, dropout: float) -> Tensor:
+    head = F.scaled_dot_product_attention(query, key, value, visible, dropout)
+    # cuDNN gives a query that may look at nothing the mean of all values; the CPU kernels give zeros.
+    return head.masked_fill(~visible.any(-1, keepdim=True), 0) if head.is_cuda else head
 
 
 def _block(window: int) -> int:
