@@ -63,7 +63,7 @@ def check_attention() -> list[dict[str, Any]]:
 
 
 def check_cache() -> list[dict[str, Any]]:
-    """Cached equals uncached, with two rows a sentence, a prefix and rows of unequal length."""
+    """Cached equals uncached, with prefixes, states joined, sources of unequal length and two rows a sentence."""
     checks = []
     for window in (None, 16):
         torch.manual_seed(0)
@@ -71,7 +71,10 @@ def check_cache() -> list[dict[str, Any]]:
         source_BS = torch.randint(3, 8000, (5, 40), device=DEVICE)
         source_BS[1:, 20:] = 0
         target_BT = torch.randint(3, 8000, (5, 30), device=DEVICE)
-        state = model.start(source_BS, target_BT[:, :10]).select(torch.arange(10, device=DEVICE) // 2)
+        first, second = model.start(source_BS[:2], target_BT[:2, :10]), model.start(source_BS[2:], target_BT[2:, :4])
+        for last_B in target_BT[2:, 4:10].T:  # the second catches up step by step
+            _, second = model.step(last_B, second)
+        state = first.join(second).select(torch.arange(10, device=DEVICE) // 2)
         logits = []
         for last_B in target_BT[:, 10:].T:
             logits_RV, state = model.step(last_B.repeat_interleave(2), state)

@@ -13,15 +13,13 @@ import torch
 import transduce
 from transduce import RunConfig
 
-RESULTS = Path(__file__).parent / "results"
-
 
 def passport(config: RunConfig, device: str) -> dict[str, Any]:
     return {
         "config_hash": config.hash(),
         "seed": config.train.seed,
         "commit": commit(),
-        "device": torch.cuda.get_device_name() if device != "cpu" else f"{torch.get_num_threads()} CPU threads",
+        "device": torch.cuda.get_device_name() if device == "cuda" else f"{device}, {torch.get_num_threads()} threads",
         "versions": {
             "transduce": transduce.__version__,
             "torch": torch.__version__,
@@ -35,7 +33,8 @@ def commit() -> str:
     try:
         here = Path(__file__).parent
         name = _git("rev-parse", "--short=12", "HEAD", cwd=here)
-        return name + ("-changed" if _git("status", "--porcelain", "--", "../src", ".", cwd=here) else "")
+        places = ("../src", "../benchmarks", ".", ":!../*/results", ":!*.md")
+        return name + ("-changed" if _git("status", "--porcelain", "--", *places, cwd=here) else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -15,10 +15,10 @@ N_SOURCE, N_TARGET = 29, 31
 def prime_config(**changes: Any) -> ModelConfig:
     dimensions = {
         "n_encoder_layers": 2,
-        "n_decoder_layers": 3,
+        "n_decoder_layers": 5,
         "d_model": 2 * 11,
         "d_ff": 13,
-        "n_heads": 5,
+        "n_heads": 19,
         "d_k": 7,
         "d_v": 17,
         "source_vocab_size": 37,
@@ -64,11 +64,13 @@ def random_model(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: 
     return model
 
 
-def random_ids(config: ModelConfig, seed: int = 0) -> tuple[Tensor, Tensor]:
+def random_ids(
+    config: ModelConfig, n_source: int = N_SOURCE, n_target: int = N_TARGET, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     """source_BS and target_in_BT, three sentences each, of lengths that differ and are padded on the right."""
     torch.manual_seed(seed)
-    source_BS = torch.randint(3, config.source_vocab_size, (3, N_SOURCE))
-    target_BT = torch.randint(3, config.target_vocab_size, (3, N_TARGET))
+    source_BS = torch.randint(3, config.source_vocab_size, (3, n_source))
+    target_BT = torch.randint(3, config.target_vocab_size, (3, n_target))
     target_BT[:, 0] = config.bos_id
     source_BS[1, 19:] = config.pad_id
     source_BS[2, 1:] = config.pad_id

@@ -38,6 +38,7 @@ def test_cached_equals_uncached(config: ModelConfig) -> None:
     logits_BTV, state = walk(model, model.start(source_BS), target_BT)
     torch.testing.assert_close(logits_BTV, uncached(model, source_BS, target_BT), **TOLERANCE)
     assert state.length_R.tolist() == [target_BT.shape[1]] * 3
+    assert state.longest == target_BT.shape[1]
 
 
 @every_switch
@@ -149,6 +150,29 @@ def test_rows_that_do_not_divide_among_sentences_are_refused() -> None:
         state.select(torch.tensor([0, 1, 2]), torch.tensor([0, 1]))
     with pytest.raises(AssertionError, match="differ in number of rows"):
         state.join(state.select(torch.arange(3).repeat_interleave(2)))
+
+
+def test_a_state_may_run_empty_and_fill_again() -> None:
+    config = prime_config()
+    model, (source_BS, target_BT) = random_model(config), random_ids(config)
+    none = torch.tensor([], dtype=torch.long)
+    _, state = walk(model, model.start(source_BS), target_BT[:, :3])
+    state = state.select(none, none).select(none)
+    assert (state.n_rows, state.n_sentences, state.longest) == (0, 0, 0)
+    logits_RV, state = model.step(none, state)
+    assert logits_RV.shape == (0, config.target_vocab_size)
+    logits_BTV, _ = walk(model, state.join(model.start(source_BS)), target_BT)
+    torch.testing.assert_close(logits_BTV, uncached(model, source_BS, target_BT), **TOLERANCE)
+
+
+def test_decoding_refuses_what_would_go_wrong_in_silence() -> None:
+    config = prime_config()
+    model, (source_BS, target_BT) = random_model(config, torch.float32), random_ids(config)
+    with pytest.raises(AssertionError, match="call eval"):
+        model.train().start(source_BS)
+    state = model.eval().start(source_BS)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(AssertionError, match="different precisions"):
+        model.step(target_BT[:, 0], state)
 
 
 def test_decoding_leaves_no_trace_in_the_model() -> None:

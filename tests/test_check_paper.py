@@ -30,6 +30,8 @@ def test_base_and_big_are_the_paper() -> None:
     assert "differs" not in done.stdout.replace("nothing differs", "")
     for line in ("base beside the paper's base", "big beside the paper's big", "nothing differs from the paper"):
         assert line in done.stdout
+    assert "3.2.2     model.n_heads" in done.stdout
+    assert "(each trained number once, at exactly 37,000 shared entries; the paper says about 37,000)" in done.stdout
     assert "parameters of base: 63,045,632 (63.0 M); the paper prints 65 M" in done.stdout
     assert "parameters of big: 214,171,648 (214.2 M); the paper prints 213 M" in done.stdout
 
@@ -52,7 +54,7 @@ def test_a_smaller_size_lists_its_numbers_and_keeps_the_form() -> None:
         *("model.n_encoder_layers", "model.n_decoder_layers", "model.d_model", "model.d_ff", "model.n_heads"),
         *("model.source_vocab_size", "model.target_vocab_size"),
     }
-    assert f"{len(different)} settings differ from the paper" in done.stdout
+    assert "differing from the paper: model.n_encoder_layers, model.n_decoder_layers, model.d_model" in done.stdout
 
 
 def test_a_file_is_checked_against_either_model(tmp_path: Path) -> None:
@@ -72,6 +74,8 @@ def test_a_file_is_checked_against_either_model(tmp_path: Path) -> None:
             "transduce: nowhere.json cannot be read (No such file or directory): give base,",
         ),
         (["--against", "huge"], "transduce: --against is 'huge', must be base or big: the paper has no other"),
+        (["--config", ""], "transduce:  cannot be read"),
+        (["--no-such-option"], "transduce: No such option: --no-such-option"),
         (["--config", "."], "transduce: . cannot be read (Is a directory): give base,"),
     ],
 )
@@ -80,6 +84,19 @@ def test_bad_input_is_one_line_and_exit_2(arguments: list[str], message: str) ->
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
+
+
+def test_a_file_name_is_no_markup(tmp_path: Path) -> None:
+    file = tmp_path / "[red]run[" / "]"
+    file.parent.mkdir()
+    file.write_text(base().to_json())
+    done = run("check-paper", "--config", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "[red]run[" in done.stdout
+
+
+def test_a_small_difference_can_be_seen() -> None:
+    assert "0.98000001" in run("check-paper", "--set", "train.adam_beta2=0.98000001").stdout
 
 
 def test_every_setting_has_a_verdict() -> None:

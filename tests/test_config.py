@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce import ConfigError, ModelConfig, RunConfig, base, big, override, small, tiny, with_model
+from transduce import ConfigError, ModelConfig, RunConfig, base, override, tiny, with_model
 from transduce.config import PRESETS
 
 EVERY_FIELD = [
@@ -65,6 +65,8 @@ def test_an_integer_is_a_float_where_a_float_is_asked_for() -> None:
 IMPOSSIBLE = [
     ({"n_heads": 0}, "model.n_heads is 0, must be at least 1: raise it"),
     ({"d_k": -3}, "model.d_k is -3, must be at least 1"),
+    ({"n_encoder_layers": 10**9}, "model.n_encoder_layers is 1000000000, must be at most 1000: lower it"),
+    ({"d_ff": 10**12}, "model.d_ff is 1000000000000, must be at most 1000000: lower it"),
     ({"n_decoder_layers": 0}, "model.n_decoder_layers is 0, must be at least 1"),
     ({"dropout": 1.5}, "model.dropout is 1.5, must be from 0 up to but not including 1: give a share such as 0.1"),
     ({"dropout": 1.0}, "model.dropout is 1.0, must be"),
@@ -154,8 +156,3 @@ def test_any_json_value_in_any_field_is_taken_or_refused_but_never_crashes(value
         with contextlib.suppress(ConfigError):
             config = RunConfig.from_json(json.dumps({section: {name: value}}))
             assert RunConfig.from_json(config.to_json()) == config
-
-
-def test_sizes_are_those_of_the_paper() -> None:
-    assert (base().model.d_model, big().model.d_model) == (512, 1024)
-    assert small().model.d_model > tiny().model.d_model

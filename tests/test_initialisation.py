@@ -9,6 +9,7 @@ import torch
 
 from tests.primes import prime_config
 from transduce import Transformer
+from transduce.model import AddAndNorm
 
 CONFIG = prime_config(d_model=2 * 113, d_k=19, d_v=41, attention_bias=True, output_bias=True, positions="learned")
 
@@ -46,6 +47,34 @@ def test_weights_are_views_into_the_parameters() -> None:
     model.weights()["encoder.0.self_attention.W_K"].fill_(7.0)
     packed = model.encoder[0].self_attention.W_QKV.W.detach()
     assert int((packed == 7).sum()) == CONFIG.d_model * CONFIG.n_heads * CONFIG.d_k
+
+
+def dropped(x: torch.Tensor) -> float:
+    return float((x == 0).float().mean())
+
+
+def test_dropout_falls_on_the_sums_of_embeddings_and_positions() -> None:
+    model = Transformer(prime_config(dropout=0.3)).train()
+    ids_BT = torch.randint(3, 37, (50, 41))
+    for x_BTD in (model.embedding.source(ids_BT), model.embedding.target(ids_BT)):
+        assert dropped(x_BTD) == pytest.approx(0.3, abs=0.02)
+    assert dropped(model.eval().embedding.source(ids_BT)) == 0
+
+
+def test_dropout_falls_on_the_output_of_a_sub_layer_before_it_is_added() -> None:
+    add_and_norm = AddAndNorm(prime_config(norm="pre", dropout=0.3)).train()
+    x = torch.full((500, 22), 7.0)
+    added = add_and_norm.after(x, torch.ones(500, 22)) - x
+    assert dropped(added) == pytest.approx(0.3, abs=0.02)
+    assert sorted(added.unique().tolist()) == pytest.approx([0, 1 / 0.7])
+
+
+def test_attention_weights_are_those_before_dropout() -> None:
+    model = Transformer(prime_config(attention_dropout=0.5)).train()
+    ids_BT = torch.randint(3, 37, (2, 5))
+    attention = model(ids_BT, ids_BT, with_attention=True).attention
+    for weights in attention:
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
 
 
 def test_dropout_acts_in_training_and_only_then() -> None:

@@ -35,6 +35,17 @@ def test_logits_agree(config: ModelConfig, with_attention: bool) -> None:
     assert np.abs(expected.logits_BTV).max() < 100  # or the tolerance would mean something else
 
 
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("window", [7, 80])
+def test_logits_agree_on_texts_long_enough_to_be_cut_into_blocks(norm: str, window: int) -> None:
+    config = prime_config(norm=norm, attention_window=window)
+    model, (source_BS, target_BT) = random_model(config), random_ids(config, n_source=131, n_target=137)
+    expected = reference.transformer(in_numpy(model), config, source_BS.numpy(), target_BT.numpy())
+    with torch.no_grad():
+        logits_BTV = model(source_BS, target_BT).logits_BTV
+    np.testing.assert_allclose(logits_BTV.numpy(), expected.logits_BTV, atol=TOLERANCE)
+
+
 @every_switch
 def test_attention_weights_agree_and_sum_to_one(config: ModelConfig) -> None:
     model, (source_BS, target_BT) = random_model(config), random_ids(config)
@@ -85,7 +96,7 @@ def test_padding_on_the_right_of_the_target_needs_no_visibility_of_its_own() -> 
     rng, (_, target_BT) = np.random.default_rng(0), random_ids(config)
     n = target_BT.shape[1]
     query, key, value = rng.normal(size=(3, 3, config.n_heads, n, config.d_k))
-    ahead_BTT = np.broadcast_to(reference.look_ahead(n), (3, n, n))
+    ahead_BTT = np.broadcast_to(reference.not_ahead(n), (3, n, n))
     combined_BTT = ahead_BTT & reference.not_padding(target_BT.numpy(), config.pad_id)[:, None]
     only_ahead, _ = reference.attend(query, key, value, ahead_BTT)
     combined, _ = reference.attend(query, key, value, combined_BTT)

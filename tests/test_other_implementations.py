@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ TOLERANCE = 1e-10
 
 def equal_heads(**changes: object) -> ModelConfig:
     """Both others have biases in attention and d_k = d_v = d_model / n_heads."""
-    return prime_config(d_model=2 * 11 * 5, d_k=22, d_v=22, attention_bias=True, **changes)
+    return prime_config(d_model=2 * 11 * 5, n_heads=5, d_k=22, d_v=22, attention_bias=True, **changes)
 
 
 # torch.nn.Transformer
@@ -31,26 +32,24 @@ class TorchTransformer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        shape = (config.d_model, config.n_heads, config.d_ff, 0.0)
         pre = config.norm == "pre"
-        options = {"layer_norm_eps": config.norm_eps, "batch_first": True, "norm_first": pre}
-
-        def final_norm() -> nn.LayerNorm | None:  # nn.Transformer has one under post-norm too; the paper has not
-            return nn.LayerNorm(config.d_model, config.norm_eps) if pre else None
-
-        encoder_layer = nn.TransformerEncoderLayer(*shape, "relu", **options)  # type: ignore[arg-type]
-        decoder_layer = nn.TransformerDecoderLayer(*shape, "relu", **options)  # type: ignore[arg-type]
-        self.encoder = nn.TransformerEncoder(
-            encoder_layer, config.n_encoder_layers, final_norm(), enable_nested_tensor=False
-        )
-        self.decoder = nn.TransformerDecoder(decoder_layer, config.n_decoder_layers, final_norm())
+        shape = (config.d_model, config.n_heads, config.n_encoder_layers, config.n_decoder_layers, config.d_ff)
+        with warnings.catch_warnings():  # it warns that pre-norm rules out a shortcut of its own
+            warnings.simplefilter("ignore")
+            theirs = nn.Transformer(*shape, 0.0, layer_norm_eps=config.norm_eps, batch_first=True, norm_first=pre)
+        self.transformer, self.encoder, self.decoder = theirs, theirs.encoder, theirs.decoder
+        if not pre:  # it has a final norm in each stack under post-norm too; the paper has not
+            theirs.encoder.norm = theirs.decoder.norm = None
 
     def forward(self, ours: Transformer, source_BS: Tensor, target_BT: Tensor) -> Tensor:
         hidden_BS = source_BS == ours.config.pad_id
         ahead_TT = torch.ones(target_BT.shape[1], target_BT.shape[1], dtype=torch.bool).triu(1)
-        memory_BSD = self.encoder(ours.embedding.source(source_BS), src_key_padding_mask=hidden_BS)
-        x_BTD = self.decoder(
-            ours.embedding.target(target_BT), memory_BSD, tgt_mask=ahead_TT, memory_key_padding_mask=hidden_BS
+        x_BTD = self.transformer(
+            ours.embedding.source(source_BS),
+            ours.embedding.target(target_BT),
+            tgt_mask=ahead_TT,
+            src_key_padding_mask=hidden_BS,
+            memory_key_padding_mask=hidden_BS,
         )
         return ours.embedding.logits(x_BTD)
 

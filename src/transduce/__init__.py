@@ -66,6 +66,10 @@ except PackageNotFoundError:  # run from a source tree, by PYTHONPATH
     __version__ = "uninstalled"
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'transduce' has no attribute {name!r}")

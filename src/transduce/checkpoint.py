@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import torch
@@ -32,12 +31,12 @@ def save_model(folder: str | Path, model: Transformer, config: RunConfig) -> Non
     if folder.exists():
         raise ModelFolderError(f"{folder} exists: choose another name or remove it first")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    unfinished = folder.parent / f".{folder.name}.{os.getpid()}.unfinished"
+    unfinished.mkdir()
     try:
         description = {"format_version": FORMAT_VERSION, "config": json.loads(config.to_json())}
         (unfinished / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         save_file({name: W.contiguous() for name, W in model.weights().items()}, unfinished / WEIGHTS)
-        unfinished.chmod(0o755)  # mkdtemp makes folders that only their owner can read
         os.rename(unfinished, folder)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -62,13 +61,13 @@ def load_config(folder: str | Path) -> RunConfig:
 
 
 def load_model(folder: str | Path, device: str | torch.device = "cpu") -> tuple[Transformer, RunConfig]:
-    """The model, ready to translate (not to train), and its configuration."""
+    """The model, in float32 and in evaluation mode, and its configuration."""
     config = load_config(folder)
     path = Path(folder) / WEIGHTS
     try:
         weights = load_file(path)
     except OSError as error:
-        raise ModelFolderError(f"{path} cannot be read ({error.strerror}): the folder is not whole") from None
+        raise ModelFolderError(f"{path} cannot be read ({error.strerror or error}): the folder is not whole") from None
     except SafetensorError as error:
         raise ModelFolderError(f"{path} is damaged ({error}): copy the folder again") from None
     model = Transformer(config.model)

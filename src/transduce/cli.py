@@ -9,11 +9,12 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from transduce import __version__
@@ -29,6 +30,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+# Typer carries click under one name or another; its own exception is a child of what we are after.
+USAGE_ERRORS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Change one setting. Repeatable.")
@@ -68,10 +72,12 @@ def check_paper_command(
     if against not in (None, "base", "big"):
         raise ConfigError(f"--against is {against!r}, must be base or big: the paper has no other")
     tables = {}
-    for name in [config] if config else ["base", "big"]:
+    for name in ["base", "big"] if config is None else [config]:
         size: Literal["base", "big"] = "big" if (against or name) == "big" else "base"
         tables[name] = size, check_paper(override(read_config(name), settings or []), size)
     counts = list(parameter_counts())
+    all_rows = [row for _, rows in tables.values() for row in rows]
+    different = list(dict.fromkeys(row.setting for row in all_rows if row.verdict == "differs"))  # in order, once each
     if as_json:
         checks = [
             {"config": name, "against": size, "rows": [asdict(row) for row in rows]}
@@ -82,14 +88,14 @@ def check_paper_command(
     else:
         console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
         for name, (size, rows) in tables.items():
-            console.print(_paper_table(f"{name} beside the paper's {size}", rows))
+            console.print(_paper_table(escape(f"{name} beside the paper's {size}"), rows))
         for of, stated, ours in counts:
             millions = f"{ours / 1e6:.1f} M); the paper prints {stated / 1e6:.0f} M"
             console.print(f"parameters of {of}: {ours:,} ({millions}")
         console.print("(each trained number once, at exactly 37,000 shared entries; the paper says about 37,000)")
-        n_differ = sum(row.verdict == "differs" for _, rows in tables.values() for row in rows)
-        console.print(f"{n_differ} settings differ from the paper" if n_differ else "nothing differs from the paper")
-    if any(row.verdict == "differs" for _, rows in tables.values() for row in rows):
+        verdict = f"differing from the paper: {', '.join(different)}" if different else "nothing differs from the paper"
+        console.print(verdict)
+    if different:
         raise typer.Exit(1)
 
 
@@ -108,8 +114,6 @@ def _show(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:g}"
     return "none" if value is None else str(value)
 
 
@@ -127,7 +131,12 @@ def read_config(name: str) -> RunConfig:
 
 def main() -> None:
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except TransduceError as error:
-        print(f"transduce: {error}", file=sys.stderr)
-        sys.exit(2)
+        message = str(error)
+    except USAGE_ERRORS as error:
+        message = f"{error.format_message()} Try --help."
+    except typer.Abort:
+        message = "interrupted"
+    print(f"transduce: {message}", file=sys.stderr)
+    sys.exit(2)

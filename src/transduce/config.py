@@ -42,6 +42,12 @@ class _Section:
             if (value := getattr(self, name)) is not None and value < bound:
                 raise ConfigError(f"{self.section}.{name} is {value}, must be at least {bound}: {remedy}")
 
+    def _at_most(self, bound: int, *names: str) -> None:
+        """Far above any use: so that a file with a slip, or with malice, is refused before memory is asked for."""
+        for name in names:
+            if (value := getattr(self, name)) > bound:
+                raise ConfigError(f"{self.section}.{name} is {value}, must be at most {bound}: lower it")
+
     def _probability(self, *names: str) -> None:
         for name in names:
             if not 0 <= (value := getattr(self, name)) < 1:
@@ -103,6 +109,9 @@ class ModelConfig(_Section):
         self._at_least(4, "source_vocab_size", "target_vocab_size", remedy="pad, bos and eos need room beside words")
         sizes = ("n_encoder_layers", "n_decoder_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v", "max_positions")
         self._at_least(1, *sizes)
+        self._at_most(1000, "n_encoder_layers", "n_decoder_layers")
+        self._at_most(10**6, "d_model", "d_ff", "n_heads", "d_k", "d_v", "max_positions")
+        self._at_most(10**8, "source_vocab_size", "target_vocab_size")
         self._at_least(1, "attention_window", remedy="use none to let every position see every other")
         self._at_least(0, "pad_id", "bos_id", "eos_id")
         self._probability("dropout", "attention_dropout", "ffn_dropout")
@@ -227,7 +236,7 @@ def big() -> RunConfig:
 
 
 def small() -> RunConfig:
-    """Trains on two cores in minutes; the paper's recipe with smaller numbers."""
+    """Half of base's depth and width, and a vocabulary for some hundred thousand pairs."""
     return with_model(base(), **_layers(3), **_vocabulary(8000), d_model=256, d_ff=1024, n_heads=4)
 
 

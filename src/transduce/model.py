@@ -1,11 +1,12 @@
-"""The paper in PyTorch: the same names and the same order as `reference.py`, and fast.
+"""The paper in PyTorch: the same names and the same order as `reference.py`, and fast. Equation 1 is in `ops.py`.
 
 Modules hold weights and nothing else. Decoding state belongs to the caller: `start` makes it, `step` takes and
 returns it. Attention weights come back from the same call when asked for.
 """
 
-# Axes: B sentences, S source positions, T target positions, V vocabulary, D = d_model, L layers.
-# In attention: H heads, Q queries, M attended positions, K = d_k, U = d_v.
+# Axes: B sentences, S source positions, T target positions, V vocabulary, L layers.
+# D = d_model, F = d_ff, I is half of D: one for each pair of sine and cosine.
+# In attention: H heads, Q queries, M attended positions, K = d_k, U = d_v, P all heads side by side.
 # In search: R rows; the rows of a sentence stand together, and every sentence has the same number of them.
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from transduce.ops import Visible, attend, attend_fast
 
 class Encoded(NamedTuple):
     memory_BSD: Tensor
-    visible: Visible
-    """Which of the memory's positions are tokens."""
+    token_BS: Tensor
+    """Which of the memory's positions are tokens, not padding."""
     attention_LBHSS: Tensor | None
 
 
@@ -53,10 +54,14 @@ class Transformer(nn.Module):
         self.embedding = Embedding(config)
         encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.n_encoder_layers))
         decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.n_decoder_layers))
+        # A ModuleList would tell the type checker of modules, not of layers.
         self.encoder, self.decoder = cast(Sequence[EncoderLayer], encoder), cast(Sequence[DecoderLayer], decoder)
-        # Not in the paper: under pre-norm nothing else would normalise the sum of all residuals.
-        self.encoder_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps) if config.norm == "pre" else nn.Identity()
-        self.decoder_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps) if config.norm == "pre" else nn.Identity()
+
+        def final_norm() -> nn.Module:
+            # Not in the paper: under pre-norm nothing else would normalise the sum of all residuals.
+            return nn.LayerNorm(config.d_model, eps=config.norm_eps) if config.norm == "pre" else nn.Identity()
+
+        self.encoder_norm, self.decoder_norm = final_norm(), final_norm()
         self.initialise()
 
     def forward(self, source_BS: Tensor, target_in_BT: Tensor, with_attention: bool = False) -> Output:
@@ -71,14 +76,14 @@ class Transformer(nn.Module):
     # 3.1 Encoder and decoder stacks
 
     def encode(self, source_BS: Tensor, with_attention: bool = False) -> Encoded:
-        token = Visible((source_BS != self.config.pad_id)[:, None])
-        visible = token._replace(window=self.config.attention_window)
+        token_BS = source_BS != self.config.pad_id
+        visible = Visible(token_BS[:, None], window=self.config.attention_window)
         x_BSD = self.embedding.source(source_BS)
         weights = []
         for layer in self.encoder:
             x_BSD, weight_BHSS = layer(x_BSD, visible, with_attention)
             weights.append(weight_BHSS)
-        return Encoded(self.encoder_norm(x_BSD), token, torch.stack(weights) if with_attention else None)
+        return Encoded(self.encoder_norm(x_BSD), token_BS, torch.stack(weights) if with_attention else None)
 
     def decode(
         self, target_in_BT: Tensor, encoded: Encoded, with_attention: bool = False
@@ -90,7 +95,7 @@ class Transformer(nn.Module):
         weights = []
         for layer in self.decoder:
             key_BHSK, value_BHSU = layer.memory_attention.project_memory(encoded.memory_BSD)
-            memory = Keys(key_BHSK, value_BHSU, encoded.visible)
+            memory = Attended(key_BHSK, value_BHSU, Visible(encoded.token_BS[:, None]))
             x_BTD, self_BHTT, memory_BHTS = layer(x_BTD, visible, memory, with_attention=with_attention)
             weights.append((self_BHTT, memory_BHTS))
         x_BTD = self.decoder_norm(x_BTD)
@@ -105,15 +110,15 @@ class Transformer(nn.Module):
     def start(self, source_BS: Tensor, prefix_BT: Tensor | None = None) -> DecoderState:
         """One row for each sentence. `prefix_BT`: what stands before the token that the first `step` is given,
         its start mark included; shorter rows are padded on the right."""
+        assert not self.training, "dropout would make decoding random: call eval() first"
         encoded = self.encode(source_BS)
         memory = [layer.memory_attention.project_memory(encoded.memory_BSD) for layer in self.decoder]
         memory_key_LBHSK, memory_value_LBHSU = (torch.stack(kind) for kind in zip(*memory, strict=True))
-        assert encoded.visible.explicit_BQM is not None
         config, n_rows, n_layers = self.config, len(source_BS), len(self.decoder)
         state = DecoderState(
             memory_key_LBHSK=memory_key_LBHSK,
             memory_value_LBHSU=memory_value_LBHSU,
-            memory_visible_BS=encoded.visible.explicit_BQM[:, 0],
+            memory_visible_BS=encoded.token_BS,
             key_LRHTK=memory_key_LBHSK.new_empty(n_layers, n_rows, config.n_heads, 0, config.d_k),
             value_LRHTU=memory_value_LBHSU.new_empty(n_layers, n_rows, config.n_heads, 0, config.d_v),
             length_R=torch.zeros(n_rows, dtype=torch.long, device=source_BS.device),
@@ -143,9 +148,9 @@ class Transformer(nn.Module):
         if self.config.attention_window is not None:
             visible_RTM = visible_RTM & (-2 * offset_RTM <= self.config.attention_window)
         memory_visible = Visible(state.memory_visible_BS[:, None])
-        x_RTD = self.embedding.target(ids_RT, position_RT, longest=state.longest + n_new)
+        x_RTD = self.embedding.target_at(ids_RT, position_RT, state.longest + n_new)
         for i, layer in enumerate(self.decoder):
-            memory = Keys(state.memory_key_LBHSK[i], state.memory_value_LBHSU[i], memory_visible)
+            memory = Attended(state.memory_key_LBHSK[i], state.memory_value_LBHSU[i], memory_visible)
             past = Past(state.key_LRHTK[i], state.value_LRHTU[i], position_RT)
             x_RTD, _, _ = layer(x_RTD, Visible(visible_RTM), memory, past)
         state = replace(state, length_R=state.length_R + n_new, longest=state.longest + n_new)
@@ -168,7 +173,7 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copies `weights`, named as `weights()` names them."""
-        own = self.weights()
+        own = self.weights()  # all are checked before the first is copied
         if wrong := own.keys() ^ weights.keys():
             name = min(wrong)
             what = "lacks" if name in own else "has an unknown"
@@ -177,6 +182,7 @@ class Transformer(nn.Module):
             if weights[name].shape != W.shape:
                 found, wanted = list(weights[name].shape), list(W.shape)
                 raise ModelFolderError(f"tensor {name!r} has shape {found}, the configuration wants {wanted}")
+        for name, W in own.items():
             W.copy_(weights[name])
 
     def initialise(self) -> None:
@@ -198,13 +204,13 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.self_attention = SelfAttention(config)
-        self.self_attention_norm = Residual(config)
+        self.self_attention_norm = AddAndNorm(config)
         self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = Residual(config)
+        self.feed_forward_norm = AddAndNorm(config)
 
     def forward(self, x_BSD: Tensor, visible: Visible, with_attention: bool) -> tuple[Tensor, Tensor | None]:
         query, key, value = self.self_attention.project(self.self_attention_norm.before(x_BSD))
-        attended_BSD, weight_BHSS = self.self_attention(query, Keys(key, value, visible), with_attention)
+        attended_BSD, weight_BHSS = self.self_attention(query, Attended(key, value, visible), with_attention)
         x_BSD = self.self_attention_norm.after(x_BSD, attended_BSD)
         x_BSD = self.feed_forward_norm.after(x_BSD, self.feed_forward(self.feed_forward_norm.before(x_BSD)))
         return x_BSD, weight_BHSS
@@ -214,23 +220,25 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.self_attention = SelfAttention(config)
-        self.self_attention_norm = Residual(config)
+        self.self_attention_norm = AddAndNorm(config)
         self.memory_attention = MemoryAttention(config)
-        self.memory_attention_norm = Residual(config)
+        self.memory_attention_norm = AddAndNorm(config)
         self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = Residual(config)
+        self.feed_forward_norm = AddAndNorm(config)
 
     def forward(
-        self, x_RTD: Tensor, visible: Visible, memory: Keys, past: Past | None = None, with_attention: bool = False
+        self, x_RTD: Tensor, visible: Visible, memory: Attended, past: Past | None = None, with_attention: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         query, key, value = self.self_attention.project(self.self_attention_norm.before(x_RTD))
         if past is not None:
             key, value = past.extend(key, value)
-        attended_RTD, self_RHTM = self.self_attention(query, Keys(key, value, visible), with_attention)
+        attended_RTD, self_RHTM = self.self_attention(query, Attended(key, value, visible), with_attention)
         x_RTD = self.self_attention_norm.after(x_RTD, attended_RTD)
 
-        # All rows of a sentence ask its one memory: to attention they are just more queries.
-        x_BQD = self.memory_attention_norm.before(x_RTD).reshape(len(memory.key_BHMK), -1, x_RTD.shape[-1])
+        # All rows of a sentence ask its one memory: to attention they are just more queries, Q = rows of one x T.
+        n_sentences, (n_rows, n_target, d_model) = len(memory.key_BHMK), x_RTD.shape
+        n_queries = n_rows * n_target // max(n_sentences, 1)
+        x_BQD = self.memory_attention_norm.before(x_RTD).reshape(n_sentences, n_queries, d_model)
         query = self.memory_attention.project_query(x_BQD)
         attended_BQD, memory_BHQS = self.memory_attention(query, memory, with_attention)
         x_RTD = self.memory_attention_norm.after(x_RTD, attended_BQD.reshape(x_RTD.shape))
@@ -239,8 +247,8 @@ class DecoderLayer(nn.Module):
         return x_RTD, self_RHTM, memory_BHQS
 
 
-class Residual(nn.LayerNorm):
-    """LayerNorm(x + Sublayer(x)), in two halves around the sub-layer."""
+class AddAndNorm(nn.LayerNorm):
+    """LayerNorm(x + Sublayer(x)), the "Add & Norm" of Figure 1: what comes before and after the sub-layer."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.d_model, eps=config.norm_eps)
@@ -257,7 +265,7 @@ class Residual(nn.LayerNorm):
 # 3.2 Attention
 
 
-class Keys(NamedTuple):
+class Attended(NamedTuple):
     """What queries may attend to."""
 
     key_BHMK: Tensor
@@ -265,7 +273,7 @@ class Keys(NamedTuple):
     visible: Visible
 
 
-class HeadsToOutput(nn.Module):
+class MultiHeadAttention(nn.Module):
     """3.2.2: Concat(head_1, ..., head_h) W_O. The two kinds below differ in where queries and keys come from."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -273,20 +281,20 @@ class HeadsToOutput(nn.Module):
         self.n_heads, self.dropout = config.n_heads, config.attention_dropout
         self.W_O = Projection(config.n_heads * config.d_v, config.attention_bias, O=config.d_model)
 
-    def forward(self, query_BHQK: Tensor, keys: Keys, with_attention: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, query_BHQK: Tensor, attended: Attended, with_attention: bool) -> tuple[Tensor, Tensor | None]:
         dropout = self.dropout if self.training else 0.0
         weight_BHQM = None
         if with_attention:
-            head_BHQU, weight_BHQM = attend(query_BHQK, *keys, dropout)
+            head_BHQU, weight_BHQM = attend(query_BHQK, *attended, dropout)
         else:
-            head_BHQU = attend_fast(query_BHQK, *keys, dropout)
+            head_BHQU = attend_fast(query_BHQK, *attended, dropout)
         return self.W_O(head_BHQU.transpose(1, 2).flatten(2)), weight_BHQM
 
     def split_heads(self, x_BTP: Tensor) -> Tensor:
-        return torch.unflatten(x_BTP, -1, (self.n_heads, -1)).transpose(1, 2)
+        return torch.unflatten(x_BTP, -1, (self.n_heads, x_BTP.shape[-1] // self.n_heads)).transpose(1, 2)
 
 
-class SelfAttention(HeadsToOutput):
+class SelfAttention(MultiHeadAttention):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         n_keys, n_values = config.n_heads * config.d_k, config.n_heads * config.d_v
@@ -297,7 +305,7 @@ class SelfAttention(HeadsToOutput):
         return query, key, value
 
 
-class MemoryAttention(HeadsToOutput):
+class MemoryAttention(MultiHeadAttention):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         n_keys, n_values = config.n_heads * config.d_k, config.n_heads * config.d_v
@@ -313,7 +321,10 @@ class MemoryAttention(HeadsToOutput):
 
 
 class Projection(nn.Module):
-    """x W + b. Matrices that share their input lie side by side, so that one product does for all."""
+    """x W + b. Matrices that share their input lie side by side, so that one product does for all.
+
+    Projection(d_in, bias, Q=64, K=64) holds W_Q and W_K, and b_Q and b_K: so the weights file names them.
+    """
 
     def __init__(self, d_in: int, bias: bool, **widths: int) -> None:
         super().__init__()
@@ -382,44 +393,48 @@ class Embedding(nn.Module):
         self.target_positions = table(config.max_positions) if learned else None
 
     def source(self, source_BS: Tensor) -> Tensor:
-        position_SD = self._positions(source_BS.shape[1], self.source_positions)
-        return self._embed(self.source_embedding, source_BS, position_SD)
+        n = source_BS.shape[1]
+        position_S = torch.arange(n, device=source_BS.device)
+        return self._embed(source_BS, self.source_embedding, position_S, n, self.source_positions)
 
-    def target(self, target_RT: Tensor, position_RT: Tensor | None = None, longest: int = 0) -> Tensor:
-        """`position_RT`, all below `longest`, where rows do not begin at position 0."""
-        position = self._positions(longest or target_RT.shape[1], self.target_positions)
-        return self._embed(self.target_embedding, target_RT, position if position_RT is None else position[position_RT])
+    def target(self, target_BT: Tensor) -> Tensor:
+        n = target_BT.shape[1]
+        return self.target_at(target_BT, torch.arange(n, device=target_BT.device), n)
+
+    def target_at(self, target_RT: Tensor, position: Tensor, longest: int) -> Tensor:
+        """Rows that do not all begin at position 0. `position`, (R, T) or (T,), is below `longest` throughout."""
+        return self._embed(target_RT, self.target_embedding, position, longest, self.target_positions)
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         """The pre-softmax linear transformation."""
         return F.linear(x_BTD, self.output_projection, self.output_bias)
 
-    def _embed(self, table_VD: Tensor, ids_BT: Tensor, position: Tensor) -> Tensor:
-        x_BTD = F.embedding(ids_BT, table_VD) * math.sqrt(self.config.d_model) + position
-        return F.dropout(x_BTD, self.config.dropout, self.training)
-
-    def _positions(self, n: int, learned_PD: Tensor | None) -> Tensor:
-        if learned_PD is None:
-            position_T = torch.arange(n, device=self.source_embedding.device)
-            return sinusoid(position_T, self.config.d_model).to(self.source_embedding.dtype)
-        if n > len(learned_PD):
+    def _embed(
+        self, ids_BT: Tensor, table_VD: Tensor, position: Tensor, longest: int, learned: Tensor | None
+    ) -> Tensor:
+        if learned is None:
+            position_x = sinusoid(position, self.config.d_model).to(table_VD.dtype)
+        elif longest <= len(learned):
+            position_x = learned[position]
+        else:
             raise DataError(
-                f"a text has {n} tokens, learned positions end at {len(learned_PD)}: "
+                f"a text has {longest} tokens, learned positions end at {len(learned)}: "
                 "split it, or train with model.positions=sinusoid or a larger model.max_positions"
             )
-        return learned_PD[:n]
+        x_BTD = F.embedding(ids_BT, table_VD) * math.sqrt(self.config.d_model) + position_x
+        return F.dropout(x_BTD, self.config.dropout, self.training)
 
 
 # 3.5 Positional encoding
 
 
-def sinusoid(position_T: Tensor, d_model: int) -> Tensor:
-    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same."""
+def sinusoid(position: Tensor, d_model: int) -> Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same. Adds an axis to `position`."""
     # In float32 the angle at position 10,000 is off by 1e-3. Apple's GPUs know no float64.
-    dtype = torch.float32 if position_T.device.type == "mps" else torch.float64
-    even_I = torch.arange(0, d_model, 2, dtype=dtype, device=position_T.device)
-    angle_TI = position_T[:, None] / 10000 ** (even_I / d_model)
-    return torch.stack([angle_TI.sin(), angle_TI.cos()], dim=-1).flatten(1)
+    dtype = torch.float32 if position.device.type == "mps" else torch.float64
+    even_I = torch.arange(0, d_model, 2, dtype=dtype, device=position.device)
+    angle = position[..., None] / 10000 ** (even_I / d_model)
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
 
 
 # The cache, which belongs to the caller
@@ -434,6 +449,7 @@ class Past(NamedTuple):
 
     def extend(self, key_RHQK: Tensor, value_RHQU: Tensor) -> tuple[Tensor, Tensor]:
         """Writes in place, and returns all keys and values so far."""
+        assert key_RHQK.dtype == self.key_RHTK.dtype, "start and step ran in different precisions"
         place_RHQ1 = self.position_RQ[:, None, :, None].expand(-1, key_RHQK.shape[1], -1, 1)
         self.key_RHTK.scatter_(2, place_RHQ1.expand_as(key_RHQK), key_RHQK)
         self.value_RHTU.scatter_(2, place_RHQ1.expand_as(value_RHQU), value_RHQU)
@@ -471,7 +487,7 @@ class DecoderState:
         """
         length_R = self.length_R[rows_R]
         if sentences_B is None:
-            assert len(rows_R) % self.n_sentences == 0, "sentences differ in number of rows"
+            assert len(rows_R) % max(self.n_sentences, 1) == 0, "sentences differ in number of rows"
             key_LRHTK = self.key_LRHTK.index_select(1, rows_R)
             value_LRHTU = self.value_LRHTU.index_select(1, rows_R)
             return replace(self, key_LRHTK=key_LRHTK, value_LRHTU=value_LRHTU, length_R=length_R)

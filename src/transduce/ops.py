@@ -29,10 +29,12 @@ class Visible(NamedTuple):
 
     def matrix(self, n_queries: int, n_attended: int, device: torch.device) -> Tensor:
         """visible_BQM, with length 1 on axes along which nothing changes."""
-        offset_QM = torch.arange(n_attended, device=device) - torch.arange(n_queries, device=device)[:, None]
         visible_BQM = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
         if self.explicit_BQM is not None:
             visible_BQM = visible_BQM & self.explicit_BQM
+        if self.look_ahead and self.window is None:
+            return visible_BQM
+        offset_QM = torch.arange(n_attended, device=device) - torch.arange(n_queries, device=device)[:, None]
         if not self.look_ahead:
             visible_BQM = visible_BQM & (offset_QM <= 0)
         if self.window is not None:

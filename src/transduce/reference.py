@@ -5,8 +5,8 @@ Nothing here is fast or trains. The weights are one flat dictionary, as the mode
 under the first of their names. All matrices stand as in the paper, x W.
 """
 
-# Axes: B batch, S source positions, T target positions, V vocabulary, D = d_model, F = d_ff.
-# In attention: H heads, Q queries, M attended positions, K = d_k, U = d_v.
+# Axes: B batch, S source positions, T target positions, V vocabulary, D = d_model, I = d_model / 2, L layers.
+# In attention: H heads, Q queries, M attended positions, K = d_k, U = d_v, P all heads side by side.
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def encode(weights: Weights, config: ModelConfig, source_BS: Array) -> tuple[Arr
     weight_LBHSS = []
     for i in range(config.n_encoder_layers):
         layer = under(weights, f"encoder.{i}")
-        normed = before(layer, config, "self_attention", x_BSD)
-        attended_BSD, weight_BHSS = multi_head(layer, "self_attention", config, normed, normed, visible_BSS)
+        read_BSD = before(layer, config, "self_attention", x_BSD)
+        attended_BSD, weight_BHSS = multi_head(layer, "self_attention", config, read_BSD, read_BSD, visible_BSS)
         x_BSD = after(layer, config, "self_attention", x_BSD, attended_BSD)
         x_BSD = feed_forward_sub_layer(layer, config, x_BSD)
         weight_LBHSS.append(weight_BHSS)
@@ -63,19 +63,19 @@ def decode(
     x_BTD = embed(weights, config, target_in_BT, "target")
     n = target_in_BT.shape[1]
     # Padding stands to the right of every token, so looking ahead is all that must be forbidden here.
-    visible_BTT = np.broadcast_to(look_ahead(n) & near(n, config.attention_window), (len(x_BTD), n, n))
+    visible_BTT = np.broadcast_to(not_ahead(n) & near(n, config.attention_window), (len(x_BTD), n, n))
     memory_visible_BTS = np.broadcast_to(
         not_padding(source_BS, config.pad_id)[:, None, :], (len(x_BTD), n, source_BS.shape[1])
     )
     self_LBHTT, memory_LBHTS = [], []
     for i in range(config.n_decoder_layers):
         layer = under(weights, f"decoder.{i}")
-        normed = before(layer, config, "self_attention", x_BTD)
-        attended_BTD, self_BHTT = multi_head(layer, "self_attention", config, normed, normed, visible_BTT)
+        read_BTD = before(layer, config, "self_attention", x_BTD)
+        attended_BTD, self_BHTT = multi_head(layer, "self_attention", config, read_BTD, read_BTD, visible_BTT)
         x_BTD = after(layer, config, "self_attention", x_BTD, attended_BTD)
-        normed = before(layer, config, "memory_attention", x_BTD)
+        read_BTD = before(layer, config, "memory_attention", x_BTD)
         attended_BTD, memory_BHTS = multi_head(
-            layer, "memory_attention", config, normed, memory_BSD, memory_visible_BTS
+            layer, "memory_attention", config, read_BTD, memory_BSD, memory_visible_BTS
         )
         x_BTD = after(layer, config, "memory_attention", x_BTD, attended_BTD)
         x_BTD = feed_forward_sub_layer(layer, config, x_BTD)
@@ -140,7 +140,7 @@ def not_padding(ids_BM: Array, pad_id: int) -> Array:
     return np.not_equal(ids_BM, pad_id)
 
 
-def look_ahead(n: int) -> Array:
+def not_ahead(n: int) -> Array:
     """Position q sees itself and what stands before it."""
     return np.tri(n, dtype=bool)
 
@@ -164,12 +164,12 @@ def multi_head(
     key_BHMK = split_heads(linear(weights, "K", memory_BMD), config.n_heads)
     value_BHMU = split_heads(linear(weights, "V", memory_BMD), config.n_heads)
     head_BHQU, weight_BHQM = attend(query_BHQK, key_BHMK, value_BHMU, visible_BQM)
-    concat_BQP = head_BHQU.swapaxes(1, 2).reshape(*x_BQD.shape[:2], -1)
+    concat_BQP = head_BHQU.swapaxes(1, 2).reshape(*x_BQD.shape[:2], config.n_heads * config.d_v)
     return linear(weights, "O", concat_BQP), weight_BHQM
 
 
 def split_heads(x_BQP: Array, n_heads: int) -> Array:
-    return x_BQP.reshape(*x_BQP.shape[:2], n_heads, -1).swapaxes(1, 2)
+    return x_BQP.reshape(*x_BQP.shape[:2], n_heads, x_BQP.shape[2] // n_heads).swapaxes(1, 2)
 
 
 def linear(weights: Weights, name: str, x: Array) -> Array:
@@ -180,8 +180,8 @@ def linear(weights: Weights, name: str, x: Array) -> Array:
 
 
 def feed_forward_sub_layer(layer: Weights, config: ModelConfig, x: Array) -> Array:
-    normed = before(layer, config, "feed_forward", x)
-    return after(layer, config, "feed_forward", x, feed_forward(under(layer, "feed_forward"), config, normed))
+    read = before(layer, config, "feed_forward", x)
+    return after(layer, config, "feed_forward", x, feed_forward(under(layer, "feed_forward"), config, read))
 
 
 def feed_forward(weights: Weights, config: ModelConfig, x_BTD: Array) -> Array:
@@ -201,7 +201,7 @@ def gelu(x: Array) -> Array:
 
 def swish(x: Array) -> Array:
     """Not in the paper; models of others have it."""
-    activated: Array = x / (1 + np.exp(-x))
+    activated: Array = x * (1 + np.tanh(x / 2)) / 2  # x / (1 + exp(-x)), which would overflow far below zero
     return activated
 
 
@@ -216,6 +216,7 @@ def embed(weights: Weights, config: ModelConfig, ids_BT: Array, side: Literal["s
     table_VD = weights.get(f"{side}_embedding", weights["source_embedding"])
     n = ids_BT.shape[1]
     if config.positions == "learned":
+        assert n <= config.max_positions
         position_TD = weights[f"{side}_positions"][:n]
     else:
         position_TD = sinusoid(np.arange(n), config.d_model).astype(table_VD.dtype)
@@ -257,7 +258,8 @@ def smoothed_targets(
     Not in the paper: "other words", of much teaching code, keeps 1 - eps for the target and gives eps / (V - 2)
     to each other entry but padding (id 0).
     """
-    one_hot_BTV = np.eye(vocab_size)[target_BT]
+    one_hot_BTV = np.zeros((*target_BT.shape, vocab_size))
+    np.put_along_axis(one_hot_BTV, target_BT[..., None], 1, axis=-1)
     if over == "vocabulary":
         return (1 - label_smoothing) * one_hot_BTV + label_smoothing / vocab_size
     other_BTV = 1 - one_hot_BTV
