@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import subprocess
@@ -19,6 +20,7 @@ def passport(config: RunConfig, device: str) -> dict[str, Any]:
         "config_hash": config.hash(),
         "seed": config.train.seed,
         "commit": commit(),
+        "sources": sources(),
         "device": torch.cuda.get_device_name() if device == "cuda" else f"{device}, {torch.get_num_threads()} threads",
         "versions": {
             "transduce": transduce.__version__,
@@ -26,6 +28,13 @@ def passport(config: RunConfig, device: str) -> dict[str, Any]:
             "python": platform.python_version(),
         },
     }
+
+
+def sources() -> str:
+    """A hash of the package's code: it names what ran, also where there is no history to ask."""
+    package = Path(transduce.__file__).parent
+    code = b"".join(path.read_bytes() for path in sorted(package.rglob("*.py")))
+    return hashlib.sha256(code).hexdigest()[:12]
 
 
 def commit() -> str:

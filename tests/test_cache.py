@@ -67,6 +67,15 @@ def test_a_prefix_stands_for_the_steps_it_replaces(config: ModelConfig) -> None:
         torch.testing.assert_close(torch.stack([logits_BV[i], again_BV[i]]), expected_TV[-2:], **TOLERANCE)
 
 
+@every_switch
+def test_a_start_mark_alone_is_a_prefix(config: ModelConfig) -> None:
+    model, (source_BS, target_BT) = random_model(config), random_ids(config)
+    state = model.start(source_BS, prefix_BT=target_BT[:, :1])
+    assert state.length_R.tolist() == [1, 1, 1]
+    logits_BV, _ = model.step(target_BT[:, 1], state)
+    torch.testing.assert_close(logits_BV, uncached(model, source_BS, target_BT[:, :2])[:, 1], **TOLERANCE)
+
+
 def test_an_empty_prefix_is_none() -> None:
     config = prime_config()
     model, (source_BS, target_BT) = random_model(config), random_ids(config)
@@ -106,6 +115,7 @@ def test_joined_states_go_on_as_if_they_had_been_alone(config: ModelConfig) -> N
     model, (source_BS, target_BT) = random_model(config), random_ids(config)
     _, short = walk(model, model.start(source_BS[2:, :1]), target_BT[2:, :2])
     _, long = walk(model, model.start(source_BS[:2]), target_BT[:2, :19])
+    assert short.join(long).longest == long.join(short).longest == 19
     last_R = torch.tensor([5, 7, 11])
     logits_RV, state = model.step(last_R, short.join(long))
     again_RV, _ = model.step(last_R, state)

@@ -111,7 +111,7 @@ def attend_window(query_BHQK: Tensor, key_BHMK: Tensor, value_BHMU: Tensor, visi
 
 def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, dropout: float) -> Tensor:
     head = F.scaled_dot_product_attention(query, key, value, visible, dropout)
-    # cuDNN gives a query that may look at nothing the mean of all values; the CPU kernels give zeros.
+    # cuDNN (bf16, torch 2.11) gives a query that may look at nothing some mixture of the values; all others give zeros.
     return head.masked_fill(~visible.any(-1, keepdim=True), 0) if head.is_cuda else head
 
 
