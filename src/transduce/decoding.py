@@ -41,8 +41,8 @@ def greedy(stepper: Stepper[S], config: ModelConfig, source_BS: Tensor, max_extr
     steps: list[Tensor] = []
     while bool(live_B.any()):
         logits_BV, state = stepper.step(last_B, state)
-        last_B = torch.where(live_B, logits_BV.argmax(-1), config.pad_id)
-        steps.append(last_B)
+        last_B = logits_BV.argmax(-1)
+        steps.append(last_B)  # rows that have ended go on, for nothing, until all have
         live_B = live_B & (last_B != config.eos_id) & (len(steps) < limit_B)
     rows = torch.stack(steps, dim=1).tolist() if steps else [[] for _ in source_BS]
     return [_before_end(row[:limit], config.eos_id) for row, limit in zip(rows, limit_B.tolist(), strict=True)]

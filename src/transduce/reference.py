@@ -287,7 +287,7 @@ def greedy(weights: Weights, config: ModelConfig, source_BS: Array, max_extra_to
     while live_B.any():
         x_BTD, _, _ = decode(weights, config, target_BT, memory_BSD, source_BS)
         next_B = output_logits(weights, x_BTD)[:, -1].argmax(-1)
-        target_BT = np.concatenate([target_BT, np.where(live_B, next_B, config.pad_id)[:, None]], axis=1)
+        target_BT = np.concatenate([target_BT, next_B[:, None]], axis=1)
         live_B = live_B & (next_B != config.eos_id) & (target_BT.shape[1] - 1 < limit_B)
     return [trim(row, config, int(limit)) for row, limit in zip(target_BT[:, 1:], limit_B, strict=True)]
 
