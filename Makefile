@@ -6,6 +6,9 @@ BIN := .venv/bin
 
 demo: .venv/.package
 	$(BIN)/python -m experiments.copy_task
+	@echo
+	@echo 'Next: $(BIN)/python -m experiments.copy_task --task reverse   another task, another picture'
+	@echo '      $(BIN)/transduce check-paper                            each setting beside the paper'
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -m "not slow"

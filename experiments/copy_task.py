@@ -154,7 +154,7 @@ def show(console: Console, model: Transformer, task: Task, config: RunConfig) ->
     for (source, target), a, b in zip(pairs, by_torch, by_numpy, strict=True):
         console.print(f"{text(source):14}{text(a):14}{text(b):14}{'' if a == b == target else '  wrong'}")
     source, target = max(pairs, key=lambda p: len(p[0]))
-    console.print("\nwhere the last decoder layer looks, all heads together (down: output, across: input)")
+    console.print("\nwhere the last decoder layer looks (down: output, across: input)")
     for line in attention_picture(model, config, source, target):
         console.print(line)
 
