@@ -42,7 +42,7 @@ def commit() -> str:
     try:
         here = Path(__file__).parent
         name = _git("rev-parse", "--short=12", "HEAD", cwd=here)
-        places = ("../src", "../benchmarks", ".", ":!../*/results", ":!*.md")
+        places = ("../src", "../benchmarks", ".", ":!results", ":!../benchmarks/results", ":!*.md")
         return name + ("-changed" if _git("status", "--porcelain", "--", *places, cwd=here) else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
