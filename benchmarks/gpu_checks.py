@@ -1,4 +1,4 @@
-"""What the tests show on a CPU, shown on a GPU: the three ways of attention, the cache, bf16, and memory of a window.
+"""What the tests show on a CPU, shown on a GPU: the ways of attention, the cache, bf16, memory; and that none waits.
 
     python -m benchmarks.gpu_checks --out benchmarks/results/gpu_checks.json
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from experiments.passport import passport, write_result
 from transduce import Transformer, base, small, with_model
 from transduce.ops import Visible, attend, attend_fused, attend_window
+from transduce.training.recipe import adam, loss
 
 DEVICE = "cuda"
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -108,6 +109,43 @@ def check_bf16() -> list[dict[str, Any]]:
     return checks
 
 
+def check_no_waiting() -> list[dict[str, Any]]:
+    """A training step and decoding steps never wait for the device: PyTorch raises where one would."""
+    config = small()
+    model = Transformer(config.model).to(DEVICE)
+    optimiser = adam(model.parameters(), config.train)
+    source_BS, target_BT = torch.randint(3, 8000, (2, 16, 40), device=DEVICE)
+    rows_R = torch.arange(16, device=DEVICE).repeat_interleave(4)
+
+    def train() -> None:
+        logits_BTV = model.train()(source_BS, target_BT).logits_BTV
+        loss_sum, n_tokens = loss(logits_BTV, target_BT, config.train.label_smoothing, config.model.pad_id)
+        (loss_sum / n_tokens).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    def decode() -> None:
+        state = model.eval().start(source_BS, target_BT[:, :3]).select(rows_R)
+        for _ in range(20):  # past one growth of the cache
+            logits_RV, state = model.step(target_BT[rows_R, 3], state)
+            state = state.select(torch.arange(64, device=DEVICE))
+
+    checks = []
+    for what, work in (("training step", train), ("decoding steps", decode)):
+        work()  # what happens only the first time may wait
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            work()
+            passed = True
+        except RuntimeError as error:
+            print(error)
+            passed = False
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        checks.append({"check": "no waiting", "what": what, "passed": passed})
+    return checks
+
+
 def check_window_memory() -> list[dict[str, Any]]:
     """Peak memory of encoding n tokens: in proportion to n, not n * n."""
     model = Transformer(with_model(small(), attention_window=128).model).to(DEVICE).eval()
@@ -123,7 +161,7 @@ def check_window_memory() -> list[dict[str, Any]]:
 
 
 def main(out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None) -> None:
-    checks = check_attention() + check_cache() + check_bf16() + check_window_memory()
+    checks = check_attention() + check_cache() + check_bf16() + check_no_waiting() + check_window_memory()
     for check in checks:
         print(check, flush=True)
     if out is not None:

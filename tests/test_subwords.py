@@ -1,0 +1,109 @@
+"""Every string goes to ids and comes back as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce import ConfigError, DataError, ModelFolderError
+from transduce.data import subword
+from transduce.data.subword import ESCAPE, SPACE_MARK, Subwords
+
+LINES = [f"{a} {b}{c}." for a in ("the", "a", "every") for b in ("house", "garden", "dog") for c in ("", "s", "keeper")]
+
+
+@pytest.fixture(scope="module")
+def subwords() -> Subwords:
+    return Subwords.train(LINES, vocab_size=310, languages=["de", "pt-BR"])
+
+
+TEXT = st.text(
+    st.characters(exclude_categories=["Cs"]) | st.sampled_from(f" \t\n\0\r\u2028{SPACE_MARK}{ESCAPE}\ue001the")
+)
+
+
+@given(st.lists(TEXT, max_size=5))
+def test_every_string_round_trips(subwords: Subwords, lines: list[str]) -> None:
+    rows = subwords.encode(lines)
+    assert subwords.decode(rows) == lines
+    assert not any(i < 4 for row in rows for i in row), "no text is special, and none is unknown"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "  a  b ",
+        "\n",
+        "a\0b",
+        SPACE_MARK,
+        f"{ESCAPE}\ue001",
+        "<s>",
+        "</s>",
+        "<pad>",
+        "<2de>",
+        "<0x41>",
+        "\ufeff",
+    ],
+)
+def test_strings_that_others_lose_round_trip(subwords: Subwords, text: str) -> None:
+    (row,) = subwords.encode([text])
+    assert subwords.decode([row]) == [text]
+    assert subwords.tag("de") not in row
+
+
+def test_a_megabyte_line_round_trips(subwords: Subwords) -> None:
+    text = "every housekeeper \u00e9" * 50_000
+    assert subwords.decode(subwords.encode([text])) == [text]
+
+
+def test_words_of_the_text_become_few_pieces(subwords: Subwords) -> None:
+    (row,) = subwords.encode(["the house"])
+    assert "".join(subwords.pieces(row)) == f"{SPACE_MARK}the{SPACE_MARK}house"
+    assert len(row) < len("the house")
+
+
+def test_special_ids_and_tags_leave_no_text(subwords: Subwords) -> None:
+    (row,) = subwords.encode(["the dog"])
+    assert subwords.decode([[1, subwords.tag("de"), *row, 2, 0, 0]]) == ["the dog"]
+    assert len({0, 1, 2, 3, subwords.tag("de"), subwords.tag("pt-BR")}) == 6
+    assert len(subwords) == 310
+
+
+def test_an_unknown_language_is_refused(subwords: Subwords) -> None:
+    with pytest.raises(DataError, match="no tag for language 'fr': choose from de, pt-BR"):
+        subwords.tag("fr")
+    with pytest.raises(DataError, match="this model has one direction and takes no tag"):
+        Subwords.train(LINES, 300).tag("fr")
+    with pytest.raises(ConfigError, match="language is 'd>e', must be letters"):
+        subwords.tag("d>e")
+
+
+def test_the_same_text_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Subwords.train(LINES, 300, n_threads=1).model == Subwords.train(iter(LINES), 300, n_threads=1).model
+    monkeypatch.setattr(subword, "MOST_LINES", 200)  # now a sample is drawn, and must be the same one
+    many = [f"{line} {i}" for i in range(100) for line in LINES]
+    assert Subwords.train(many, 300).model == Subwords.train(iter(many), 300).model
+
+
+def test_saved_and_loaded_it_is_the_same(subwords: Subwords, tmp_path: Path) -> None:
+    subwords.save(tmp_path / "subwords.model")
+    assert Subwords.load(tmp_path / "subwords.model").model == subwords.model
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"vocabulary size is 9000, this text allows at most \d+: lower it"):
+        Subwords.train(LINES, 9000)
+    with pytest.raises(ConfigError, match=r"vocabulary size is 100, this text needs at least \d+: raise it"):
+        Subwords.train(LINES, 100)
+    with pytest.raises(DataError, match="no text to learn subwords from"):
+        Subwords.train([], 300)
+    (tmp_path / "broken").write_bytes(b"not a model")
+    with pytest.raises(ModelFolderError, match="cannot be read: copy the folder again"):
+        Subwords.load(tmp_path / "broken")
+    with pytest.raises(ModelFolderError, match=r"nowhere cannot be read \(No such file"):
+        Subwords.load(tmp_path / "nowhere")
