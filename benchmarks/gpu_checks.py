@@ -127,7 +127,7 @@ def check_no_waiting() -> list[dict[str, Any]]:
     def decode() -> None:
         state = model.eval().start(source_BS, target_BT[:, :3]).select(rows_R)
         for _ in range(20):  # past one growth of the cache
-            logits_RV, state = model.step(target_BT[rows_R, 3], state)
+            _, state = model.step(target_BT[rows_R, 3], state)
             state = state.select(torch.arange(64, device=DEVICE))
 
     checks = []
