@@ -1,0 +1,164 @@
+"""Constituency trees as sequences: section 6.3 of the paper, which follows "Grammar as a Foreign Language".
+
+The words are the source; the target is the tree without them, each bracket with its label and each word as XX:
+
+    (S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .))
+    (S (NP XX )NP (VP XX (NP XX XX )NP )VP XX )S
+
+`repair` makes of any target whatever a tree over exactly the words of the source.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from transduce.errors import DataError
+
+ROOT = "TOP"
+"""Treebanks name the outermost bracket differently, or not at all. It says nothing, so no sequence has it."""
+WORD = "XX"
+DEEPEST = 150
+"""Trees of people stay far below. A limit, so that no output of a model can exhaust the stack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A constituent, or a word under its part of speech."""
+
+    label: str
+    children: tuple[Tree, ...] = ()
+    word: str | None = None
+
+    def leaves(self) -> Iterator[Tree]:
+        if self.word is not None:
+            yield self
+        for child in self.children:
+            yield from child.leaves()
+
+    def words(self) -> list[str]:
+        return [leaf.word for leaf in self.leaves() if leaf.word is not None]
+
+    def __str__(self) -> str:
+        """In brackets, on one line. Brackets among the words are written as the treebanks write them."""
+        if self.word is not None:
+            return f"({self.label} {self.word.replace('(', '-LRB-').replace(')', '-RRB-')})"
+        return f"({' '.join([self.label, *map(str, self.children)])})"
+
+
+def parse(text: str) -> Tree:
+    """One bracketed tree. A few words of the treebanks hold a space, or a no-break space: they stay one word."""
+    stack: list[tuple[str, list[Tree], list[str]]] = [("", [], [])]
+    for match in re.finditer(r"\([ \t\r\n]*([^ \t\r\n()]*)|\)|([^ \t\r\n()]+)", text):
+        opened, word = match[1], match[2]
+        place = f"at character {match.start() + 1}"
+        label, children, words = stack[-1]
+        if word is not None:
+            if not label or children:
+                raise DataError(f"word {word!r} {place} stands in no bracket of its own: write (TAG {word})")
+            words.append(word)
+        elif opened is not None:
+            if words:
+                raise DataError(f"a bracket opens {place} after the word {words[-1]!r}: write (TAG {words[-1]})")
+            if len(stack) > DEEPEST:
+                raise DataError(f"a tree is more than {DEEPEST} brackets deep {place}: leave it out")
+            stack.append((opened, [], []))
+        else:
+            if len(stack) == 1:
+                raise DataError(f"a bracket closes {place} that was never opened: remove it")
+            stack.pop()
+            stack[-1][1].append(Tree(label, tuple(children), " ".join(words) or None))
+    if len(stack) > 1:
+        raise DataError(f"{len(stack) - 1} brackets are never closed: close them")
+    if len(stack[0][1]) != 1:
+        raise DataError(f"there are {len(stack[0][1])} trees where one was expected: write one tree a line")
+    return stack[0][1][0]
+
+
+def strip(tree: Tree) -> Tree:
+    """Without traces, functional tags, indices and the root's many names: what parsers are trained and scored on."""
+    children = tree.children if tree.label in ("", "ROOT", ROOT) and tree.word is None else (tree,)
+    kept = (_strip(child) for child in children)
+    return Tree(ROOT, tuple(child for child in kept if child is not None))
+
+
+def _strip(tree: Tree) -> Tree | None:
+    if tree.label == "-NONE-":
+        return None
+    # "NP-SBJ-1" and "NP=2" are NP; "-LRB-" is a label that begins with the mark.
+    label = re.split(r"(?<=.)[-=|]", tree.label, maxsplit=1)[0] if not tree.label.startswith("-") else tree.label
+    if tree.word is not None:
+        return Tree(label, word=tree.word)
+    children = tuple(child for child in map(_strip, tree.children) if child is not None)
+    return Tree(label, children) if children else None
+
+
+def linearise(tree: Tree) -> list[str]:
+    """The target sequence of a stripped tree."""
+    assert tree.label == ROOT, "strip first"
+    return [token for child in tree.children for token in _linearise(child)]
+
+
+def _linearise(tree: Tree) -> Iterator[str]:
+    if tree.word is not None:
+        yield WORD
+        return
+    yield f"({tree.label}"
+    for child in tree.children:
+        yield from _linearise(child)
+    yield f"){tree.label}"
+
+
+def repair(tokens: Sequence[str], words: Sequence[str], tags: Sequence[str] | None = None) -> Tree:
+    """A tree over exactly `words`, whatever `tokens` are; of a sequence that is right, the tree it stands for.
+
+    A closing bracket closes the nearest open one of its label and all inside, or nothing. Words that the sequence
+    forgot go to the end, below the root; places for words that there are not are dropped, as are empty brackets.
+    """
+    tags = [WORD] * len(words) if tags is None else tags
+    leaves = iter([Tree(tag, word=word) for tag, word in zip(tags, words, strict=True)])
+    stack: list[tuple[str, list[Tree]]] = [(ROOT, [])]
+
+    def close() -> None:
+        label, inside = stack.pop()
+        if inside:
+            stack[-1][1].append(Tree(label, tuple(inside)))
+
+    for token in tokens:
+        label = token[1:]
+        if token == WORD:
+            if (leaf := next(leaves, None)) is not None:
+                stack[-1][1].append(leaf)
+        elif token.startswith("(") and label and len(stack) < DEEPEST:
+            stack.append((label, []))
+        elif token.startswith(")") and any(label == open_label for open_label, _ in stack[1:]):
+            while stack[-1][0] != label:
+                close()
+            close()
+    while len(stack) > 1:
+        close()
+    return Tree(ROOT, (*stack[0][1], *leaves))
+
+
+def _open(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline="\n")
+    if path.suffix == ".xz":
+        return lzma.open(path, "rt", encoding="utf-8", newline="\n")
+    return open(path, encoding="utf-8", newline="\n")
+
+
+def read_trees(path: str | Path) -> Iterator[Tree]:
+    """The trees of a file, one a line, as they stand there; .gz and .xz are unpacked."""
+    path = Path(path)
+    with _open(path) as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield parse(line)
+            except DataError as error:
+                raise DataError(f"{path}, line {number}: {error}") from None
