@@ -6,6 +6,7 @@ import hashlib
 import json
 import platform
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from transduce import RunConfig
 def passport(config: RunConfig, device: str) -> dict[str, Any]:
     return {
         "config_hash": config.hash(),
-        "seed": config.train.seed,
+        "config": asdict(config),
         "commit": commit(),
         "sources": sources(),
         "device": torch.cuda.get_device_name() if device == "cuda" else f"{device}, {torch.get_num_threads()} threads",

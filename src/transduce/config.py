@@ -146,9 +146,18 @@ class DataConfig(_Section):
     """Pairs of about the same length share a batch. A name and not a switch: there is no second way."""
     batch_tokens: int = 25_000
     """Source tokens and target tokens, each, of one optimiser step over all ranks; end marks counted, padding not."""
+    max_characters: int = 1000
+    """Cleaning drops a pair with a longer side."""
+    max_length_ratio: float = 3.0
+    """Cleaning drops a pair with one side more than so many times as long as the other, in bytes, and 20 more."""
+    min_letter_share: float = 0.5
+    """Cleaning drops a pair with a side of fewer letters, as a share of what is not white space."""
 
     def _check(self) -> None:
-        self._at_least(1, "batch_tokens")
+        self._at_least(1, "batch_tokens", "max_characters")
+        self._probability("min_letter_share")
+        if not 1 <= self.max_length_ratio < float("inf"):
+            raise ConfigError(f"data.max_length_ratio is {self.max_length_ratio}, must be 1 or more: 3 is usual")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,14 +10,12 @@ The words are the source; the target is the tree without them, each bracket with
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
+from transduce.data.corpora import read_lines
 from transduce.errors import DataError
 
 ROOT = "TOP"
@@ -145,20 +143,12 @@ def repair(tokens: Sequence[str], words: Sequence[str], tags: Sequence[str] | No
     return Tree(ROOT, (*stack[0][1], *leaves))
 
 
-def _open(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="\n")
-    if path.suffix == ".xz":
-        return lzma.open(path, "rt", encoding="utf-8", newline="\n")
-    return open(path, encoding="utf-8", newline="\n")
-
-
 def read_trees(path: str | Path) -> Iterator[Tree]:
     """The trees of a file, one a line, as they stand there; .gz and .xz are unpacked."""
-    path = Path(path)
-    with _open(path) as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                yield parse(line)
-            except DataError as error:
-                raise DataError(f"{path}, line {number}: {error}") from None
+    for number, line in enumerate(read_lines(path), 1):
+        try:
+            yield parse(line.decode())
+        except UnicodeDecodeError:
+            raise DataError(f"{path}, line {number}: is not valid UTF-8: mend the line") from None
+        except DataError as error:
+            raise DataError(f"{path}, line {number}: {error}") from None
