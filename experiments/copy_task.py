@@ -194,6 +194,7 @@ def main(
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
 ) -> None:
+    torch.set_num_threads(1)  # a model this small gains little from a second, and loses much on a busy machine
     config = copy_task(steps, seed)
     console = Console(highlight=False)
     n_parameters = sum(p.numel() for p in Transformer(config.model).parameters())
