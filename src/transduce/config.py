@@ -35,7 +35,7 @@ class _Section:
         self._check()
 
     def _check(self) -> None:
-        raise NotImplementedError
+        """The bounds, which each section has of its own."""
 
     def _at_least(self, bound: int, *names: str, remedy: str = "raise it") -> None:
         for name in names:
