@@ -41,6 +41,35 @@ def test_set_reaches_every_field(section: str, name: str) -> None:
         override(base(), [f"{section}.{name}=nonsense"])
 
 
+def other_value(section: str, name: str) -> Any:
+    """A value that the field does not have in `base()`, or None where there is but one."""
+    value = getattr(getattr(base(), section), name)
+    chosen: dict[str, Any] = {"pad_id": 5, "bos_id": 6, "eos_id": 7, "attention_window": 3, "n_encoder_layers": 2}
+    words = {"tied_embeddings": "two", "norm": "pre", "positions": "learned", "activation": "gelu"}
+    if name in chosen | words:
+        return (chosen | words)[name]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return None
+    return value * 2 if isinstance(value, int) else value / 2 + 0.01
+
+
+@pytest.mark.parametrize(("section", "name"), EVERY_FIELD)
+def test_every_field_takes_another_value_from_set_and_from_json(section: str, name: str) -> None:
+    if (value := other_value(section, name)) is None:
+        assert name in ("subwords", "batch_by", "length_penalty"), "the fields with one value"
+        return
+    start = with_model(base(), tied_embeddings="none")  # so that vocabularies may differ
+    by_set = override(start, [f"{section}.{name}={value}"])
+    by_json = RunConfig.from_json(json.dumps(json.loads(start.to_json()) | {
+        section: json.loads(start.to_json())[section] | {name: value}
+    }))  # fmt: skip
+    for config in (by_set, by_json):
+        assert getattr(getattr(config, section), name) == value
+        assert config.hash() != start.hash()
+
+
 def test_set_changes_what_it_names_and_nothing_else() -> None:
     config = override(base(), ["train.max_steps=1_000", "model.attention_window=128", "model.attention_bias=TRUE"])
     assert (config.train.max_steps, config.model.attention_window, config.model.attention_bias) == (1000, 128, True)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.primes import prime_config
 from transduce import Transformer
-from transduce.model import AddAndNorm
+from transduce import model as model_module
+from transduce.model import AddAndNorm, FeedForward
+from transduce.ops import Visible, attend, attend_fast, attend_fused
 
 CONFIG = prime_config(d_model=2 * 113, d_k=19, d_v=41, attention_bias=True, output_bias=True, positions="learned")
 
@@ -28,8 +33,11 @@ def test_each_matrix_is_xavier_uniform_by_its_own_shape(weights: dict[str, torch
         assert W.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)  # of a uniform distribution
 
 
-def test_embeddings_have_unit_variance_once_scaled(weights: dict[str, torch.Tensor]) -> None:
-    for name in ("source_embedding", "source_positions", "target_positions"):
+def test_embeddings_have_unit_variance_once_scaled() -> None:
+    torch.manual_seed(0)
+    weights = Transformer(replace(CONFIG, tied_embeddings="none")).weights()
+    tables = ("source_embedding", "target_embedding", "output_projection", "source_positions", "target_positions")
+    for name in tables:
         assert weights[name].std().item() * math.sqrt(CONFIG.d_model) == pytest.approx(1, rel=0.05)
 
 
@@ -67,6 +75,61 @@ def test_dropout_falls_on_the_output_of_a_sub_layer_before_it_is_added() -> None
     added = add_and_norm.after(x, torch.ones(500, 22)) - x
     assert dropped(added) == pytest.approx(0.3, abs=0.02)
     assert sorted(added.unique().tolist()) == pytest.approx([0, 1 / 0.7])
+
+
+def test_dropout_falls_inside_the_feed_forward_network() -> None:
+    """All columns of W_2 are alike, so what falls before it is alike for all outputs of a token."""
+    model = FeedForward(prime_config(ffn_dropout=0.5)).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
+    x = model(torch.rand(100, 1, 22))
+    assert (x == x[..., :1]).all()
+    assert len(x[:, 0, 0].round(decimals=3).unique()) > 5
+
+
+@pytest.mark.parametrize("way", [lambda *a: attend(*a)[0], attend_fused], ids=["obvious", "fused"])
+def test_dropout_falls_on_attention_weights(way: Callable[..., torch.Tensor]) -> None:
+    """With one key its weight is 1, so that a head is its value, dropped whole or scaled up."""
+    query, key, value = torch.randn(50, 4, 9, 7), torch.randn(50, 4, 1, 7), torch.ones(50, 4, 1, 3)
+    head = way(query, key, value, Visible(), 0.3)
+    assert dropped(head) == pytest.approx(0.3, abs=0.04)
+    assert sorted(head.unique().tolist()) == pytest.approx([0, 1 / 0.7])
+    assert (head == head[..., :1]).all()
+
+
+def test_dropout_falls_on_all_three_kinds_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def spy(*arguments: Any) -> torch.Tensor:
+        seen.append(arguments[-1])
+        return attend_fast(*arguments)
+
+    monkeypatch.setattr(model_module, "attend_fast", spy)
+    config = prime_config(attention_dropout=0.3)
+    ids_BT = torch.randint(3, 37, (2, 5))
+    for train, share in ((True, 0.3), (False, 0.0)):
+        seen.clear()
+        Transformer(config).train(train)(ids_BT, ids_BT)
+        assert seen == [share] * (config.n_encoder_layers + 2 * config.n_decoder_layers)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_the_fast_path_is_pytorchs_own_kernel(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+    kernel, calls = torch.nn.functional.scaled_dot_product_attention, []
+
+    def spy(*arguments: Any, **named: Any) -> torch.Tensor:
+        calls.append(arguments[0].shape)
+        return kernel(*arguments, **named)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    config = prime_config(attention_window=window)
+    model, ids_BT = Transformer(config).eval(), torch.randint(3, 37, (2, 131))
+    model(ids_BT, ids_BT)
+    assert len(calls) == config.n_encoder_layers + 2 * config.n_decoder_layers
+    calls.clear()
+    model(ids_BT, ids_BT, with_attention=True)
+    assert calls == []
 
 
 def test_attention_weights_are_those_before_dropout() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,7 +71,7 @@ def test_words_of_the_text_become_few_pieces(subwords: Subwords) -> None:
 
 def test_special_ids_and_tags_leave_no_text(subwords: Subwords) -> None:
     (row,) = subwords.encode(["the dog"])
-    assert subwords.decode([[1, subwords.tag("de"), *row, 2, 0, 0]]) == ["the dog"]
+    assert subwords.decode([[1, subwords.tag("de"), *row, 3, 2, 0, 0]]) == ["the dog"]
     assert len({0, 1, 2, 3, subwords.tag("de"), subwords.tag("pt-BR")}) == 6
     assert len(subwords) == 310
 
@@ -84,10 +86,26 @@ def test_an_unknown_language_is_refused(subwords: Subwords) -> None:
 
 
 def test_the_same_text_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Subwords.train(LINES, 300, n_threads=1).model == Subwords.train(iter(LINES), 300, n_threads=1).model
-    monkeypatch.setattr(subword, "MOST_LINES", 200)  # now a sample is drawn, and must be the same one
+    assert Subwords.train(LINES, 300).model == Subwords.train(iter(LINES), 300).model
     many = [f"{line} {i}" for i in range(100) for line in LINES]
-    assert Subwords.train(many, 300).model == Subwords.train(iter(many), 300).model
+    whole = Subwords.train(many, 300).model
+    monkeypatch.setattr(subword, "MOST_LINES", 20)  # now a sample is drawn, and must be the same one
+    sampled = Subwords.train(many, 300).model
+    assert sampled != whole
+    assert sampled == Subwords.train(iter(many), 300).model
+
+
+def test_a_sample_is_drawn_fairly_and_always_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [str(i) for i in range(10_000)]
+    assert subword._sample(lines) == lines
+    monkeypatch.setattr(subword, "MOST_LINES", 1000)
+    sample = subword._sample(lines)
+    assert len(set(sample)) == 1000
+    assert sum(int(line) < 5000 for line in sample) == pytest.approx(500, abs=60)
+    code = "from transduce.data import subword; subword.MOST_LINES = 1000; "
+    code += "print(subword._sample(str(i) for i in range(10_000)))"
+    again = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert again.strip() == str(sample)
 
 
 def test_saved_and_loaded_it_is_the_same(subwords: Subwords, tmp_path: Path) -> None:
@@ -95,11 +113,25 @@ def test_saved_and_loaded_it_is_the_same(subwords: Subwords, tmp_path: Path) -> 
     assert Subwords.load(tmp_path / "subwords.model").model == subwords.model
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_a_word_without_end_does_not_end_the_process() -> None:
+    assert len(Subwords.train([*LINES, "x" * 70_000], 300)) == 300
+    with pytest.raises(DataError, match="no text to learn subwords from"):
+        Subwords.train(["x" * 70_000], 300)
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path, subwords: Subwords) -> None:
+    with pytest.raises(DataError, match="half a surrogate pair at character 3: mend it"):
+        subwords.encode(["ok", "ab\ud800"])
+    with pytest.raises(ConfigError, match="vocabulary size is -5, this text needs at least 261: raise it"):
+        Subwords.train(LINES, -5)
+    assert Subwords.train(LINES, 300, ["de", "de"]).tag("de") > 3
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(ModelFolderError, match="cannot be read: copy the folder again"):
+        Subwords.load(tmp_path / "empty")
     with pytest.raises(ConfigError, match=r"vocabulary size is 9000, this text allows at most \d+: lower it"):
         Subwords.train(LINES, 9000)
-    with pytest.raises(ConfigError, match=r"vocabulary size is 100, this text needs at least \d+: raise it"):
-        Subwords.train(LINES, 100)
+    with pytest.raises(ConfigError, match=r"vocabulary size is 265, this text needs at least \d+: raise it"):
+        Subwords.train(LINES, 265)
     with pytest.raises(DataError, match="no text to learn subwords from"):
         Subwords.train([], 300)
     (tmp_path / "broken").write_bytes(b"not a model")

@@ -33,7 +33,7 @@ def test_nothing_sees_the_future(norm: str, window: int | None, with_attention: 
         gradient_TD = gradient_VD[ids_T]
         assert (gradient_TD[t + 1 :] == 0).all(), "exactly"
         assert gradient_TD[t].abs().sum() > 0
-        # Three layers reach three windows back, and no further.
+        # Each layer reaches half a window further back.
         reached_T = gradient_TD[: t + 1].abs().sum(1) > 0
         reach = t if window is None else config.n_decoder_layers * (window // 2)
         assert reached_T.tolist() == [t - m <= reach for m in range(t + 1)]

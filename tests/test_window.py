@@ -48,20 +48,25 @@ with torch.no_grad():
     model.eval().encode(torch.full((1, 500), 5))
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = status("VmRSS")
-    assert model.encode(torch.full((1, {n}), 5)).memory_BSD.isfinite().all()
+    if {decoder}:
+        x_BTD, _ = model.decode(torch.full((1, {n}), 5), model.encode(torch.full((1, 50), 5)))
+    else:
+        x_BTD = model.encode(torch.full((1, {n}), 5)).memory_BSD
+    assert x_BTD.shape[1] == {n} and x_BTD.isfinite().all()
 print(status("VmHWM") - before)
 """
 
 
-def peak_mib(n: int, window: int) -> float:
-    """How far encoding n tokens takes the process above what it held before."""
-    code = MEASURE.format(window=window, n=n)
+def peak_mib(n: int, window: int, decoder: bool) -> float:
+    """How far a pass over n tokens takes the process above what it held before."""
+    code = MEASURE.format(window=window, n=n, decoder=decoder)
     return float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
-def test_ten_thousand_tokens_encode_within_150_mib_and_growth_is_linear() -> None:
+@pytest.mark.parametrize("decoder", [False, True], ids=["encoder", "decoder"])
+def test_ten_thousand_tokens_pass_within_150_mib_and_growth_is_linear(decoder: bool) -> None:
     """The weights of full attention alone would take 4 heads x 10,000 x 10,000 x 4 bytes = 1.5 GiB."""
-    at_10k, at_40k = peak_mib(10_000, window=128), peak_mib(40_000, window=128)
+    at_10k, at_40k = (peak_mib(n, 128, decoder) for n in (10_000, 40_000))
     assert 10 < at_10k < 150
     assert at_40k < 6 * at_10k  # in proportion to n it would be 4 times, to n * n 16 times

@@ -67,7 +67,7 @@ def check_paper_command(
 
       transduce check-paper --config base --set train.adam_beta2=0.997
     """
-    from transduce.paper import check_paper, parameter_counts
+    from transduce.paper import check_paper, count_parameters, parameter_counts
 
     if against not in (None, "base", "big"):
         raise ConfigError(f"--against is {against!r}, must be base or big: the paper has no other")
@@ -76,6 +76,8 @@ def check_paper_command(
         size: Literal["base", "big"] = "big" if (against or name) == "big" else "base"
         tables[name] = size, check_paper(override(read_config(name), settings or []), size)
     counts = list(parameter_counts())
+    if config is not None:
+        counts.append((config, None, count_parameters(override(read_config(config), settings or []))))
     all_rows = [row for _, rows in tables.values() for row in rows]
     different = list(dict.fromkeys(row.setting for row in all_rows if row.verdict == "differs"))  # in order, once each
     if as_json:
@@ -90,9 +92,9 @@ def check_paper_command(
         for name, (size, rows) in tables.items():
             console.print(_paper_table(escape(f"{name} beside the paper's {size}"), rows))
         for of, stated, ours in counts:
-            millions = f"{ours / 1e6:.1f} M); the paper prints {stated / 1e6:.0f} M"
-            console.print(f"parameters of {of}: {ours:,} ({millions}")
-        console.print("(each trained number once, at exactly 37,000 shared entries; the paper says about 37,000)")
+            beside = "" if stated is None else f"; the paper prints {stated / 1e6:.0f} M"
+            console.print(escape(f"parameters of {of}: {ours:,} ({ours / 1e6:.1f} M){beside}"))
+        console.print("(each trained number once; base and big at exactly 37,000 shared entries: the paper says about)")
         verdict = f"differing from the paper: {', '.join(different)}" if different else "nothing differs from the paper"
         console.print(verdict)
     if different:
@@ -100,7 +102,10 @@ def check_paper_command(
 
 
 def _paper_table(title: str, rows: list[Row]) -> Table:
-    table = Table("section", "setting", "paper", "ours", "verdict", title=title, title_justify="left", box=box.SIMPLE)
+    table = Table("section", title=title, title_justify="left", box=box.SIMPLE)
+    table.add_column("setting", min_width=max(len(row.setting) for row in rows if ":" not in row.setting))
+    for name in ("paper", "ours", "verdict"):
+        table.add_column(name)
     colours = {"same": "green", "differs": "bold red", "not stated": "dim"}
     for row in rows:
         colour = colours[row.verdict]
@@ -135,6 +140,8 @@ def main() -> None:
     except TransduceError as error:
         message = str(error)
     except USAGE_ERRORS as error:
+        if not error.format_message():  # no command was given, and help has been shown
+            sys.exit(2)
         message = f"{error.format_message()} Try --help."
     except typer.Abort:
         message = "interrupted"

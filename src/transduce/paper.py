@@ -89,7 +89,7 @@ def count_parameters(config: RunConfig) -> int:
         return sum(p.numel() for p in Transformer(config.model).parameters())
 
 
-def parameter_counts() -> Iterator[tuple[Size, float, int]]:
+def parameter_counts() -> Iterator[tuple[str, float | None, int]]:
     """(size, what the paper prints, ours). Not judged: the paper gives its vocabulary only as "about 37000"."""
     yield "base", STATED_PARAMETERS["base"], count_parameters(base())
     yield "big", STATED_PARAMETERS["big"], count_parameters(big())

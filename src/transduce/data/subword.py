@@ -1,4 +1,4 @@
-"""Text to ids and back: SentencePiece's BPE behind a small interface. Every string comes back exactly as it went in.
+"""Text to ids and back: SentencePiece's BPE behind a small interface. Every text comes back exactly as it went in.
 
 Nothing is normalised, white space is kept, and what the vocabulary lacks is spelt in bytes: no text is unknown.
 """
@@ -6,6 +6,7 @@ Nothing is normalised, white space is kept, and what the vocabulary lacks is spe
 from __future__ import annotations
 
 import io
+import random
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,6 +24,11 @@ UNESCAPES = {escaped: plain for plain, escaped in ESCAPES.items()}
 
 MOST_LINES = 2_000_000
 """More lines are sampled down to so many: they add minutes and gigabytes, and change few merges."""
+LONGEST_LINE = 10_000
+"""Longer lines, in characters, take no part in training: they are no sentences, and a word of 65,536 would end the
+process. They are encoded like any other."""
+N_SPECIAL = 4 + 256
+"""Padding, start, end, unknown, and the bytes."""
 
 
 class Subwords:
@@ -31,26 +37,31 @@ class Subwords:
     def __init__(self, model: bytes) -> None:
         self.model = model
         try:
+            if not model:  # of no bytes SentencePiece makes a processor too, which then knows nothing
+                raise RuntimeError
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
             raise ModelFolderError("the subword model cannot be read: copy the folder again") from None
 
     @classmethod
-    def train(
-        cls, lines: Iterable[str], vocab_size: int, languages: Sequence[str] = (), n_threads: int = 2
-    ) -> Subwords:
-        """Learns `vocab_size` entries, the special ones, the 256 bytes and a tag for each language among them."""
+    def train(cls, lines: Iterable[str], vocab_size: int, languages: Sequence[str] = ()) -> Subwords:
+        """Learns `vocab_size` entries, the special ones and a tag for each language among them."""
+        smallest = N_SPECIAL + len(set(languages)) + 1
+        if vocab_size < smallest:
+            raise ConfigError(f"vocabulary size is {vocab_size}, this text needs at least {smallest}: raise it")
         ids = ModelConfig()
         model = io.BytesIO()
-        sentencepiece.set_random_generator_seed(1)  # for the sample of lines
+        sample = _sample(map(_escape, lines))
+        if not sample:
+            raise DataError("there is no text to learn subwords from: give a file that is not empty")
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=map(_escape, lines),
+                sentence_iterator=iter(sample),
                 model_writer=model,
                 model_type="bpe",
                 vocab_size=vocab_size,
                 # A control symbol has an id but no spelling: text that reads "<2de>" does not become the tag.
-                control_symbols=[_tag(language) for language in languages],
+                control_symbols=[_tag(language) for language in dict.fromkeys(languages)],
                 pad_id=ids.pad_id,
                 bos_id=ids.bos_id,
                 eos_id=ids.eos_id,
@@ -58,10 +69,8 @@ class Subwords:
                 byte_fallback=True,
                 normalization_rule_name="identity",
                 remove_extra_whitespaces=False,
-                input_sentence_size=MOST_LINES,
-                shuffle_input_sentence=True,
-                max_sentence_length=1_000_000,  # in bytes; a longer line is left out of the training of subwords alone
-                num_threads=n_threads,
+                max_sentence_length=4 * LONGEST_LINE,  # in bytes
+                num_threads=2,  # part of the model's bytes, so the same on every machine
                 minloglevel=2,
             )
         except RuntimeError as error:
@@ -89,7 +98,9 @@ class Subwords:
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Special ids and tags have no text and leave none."""
-        return [_unescape(text) for text in self._processor.decode([list(row) for row in rows])]
+        unknown = self._processor.unk_id()  # SentencePiece would write it as a question mark
+        known = [[i for i in row if i != unknown] for row in rows]
+        return [_unescape(text) for text in self._processor.decode(known)]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """How each id is written, for people to look at."""
@@ -114,7 +125,26 @@ def _tag(language: str) -> str:
     return f"<2{language}>"
 
 
+def _sample(lines: Iterable[str]) -> list[str]:
+    """All lines, or a sample in which each has the same chance; the same lines give the same sample."""
+    rng, sample, n_seen = random.Random(1), list[str](), 0
+    for line in lines:
+        if not line or len(line) > LONGEST_LINE:
+            continue
+        n_seen += 1
+        if len(sample) < MOST_LINES:
+            sample.append(line)
+        elif (place := rng.randrange(n_seen)) < MOST_LINES:
+            sample[place] = line
+    return sample
+
+
 def _escape(text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"a text holds half a surrogate pair at character {error.start + 1}: mend it") from None
     if ESCAPE not in text and SPACE_MARK not in text:
         return text
     return re.sub(f"[{ESCAPE}{SPACE_MARK}]", lambda match: ESCAPES[match[0]], text)
@@ -132,6 +162,4 @@ def _explain(message: str, vocab_size: int) -> Exception:
         return ConfigError(f"vocabulary size is {vocab_size}, this text allows at most {match[1]}: lower it")
     if match := re.search(r"required_chars. \d+ vs (\d+)", message):
         return ConfigError(f"vocabulary size is {vocab_size}, this text needs at least {match[1]}: raise it")
-    if "sentences_.empty" in message or "input" in message.lower():
-        return DataError("there is no text to learn subwords from: give a file that is not empty")
     return AssertionError(message)
