@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test test-slow check format clean
 
 demo: .venv/.package
-	$(BIN)/python -m experiments.copy_task
+	@$(BIN)/python -m experiments.copy_task
 	@echo
 	@echo 'Next: $(BIN)/python -m experiments.copy_task --task reverse   another task, another picture'
 	@echo '      $(BIN)/transduce check-paper                            each setting beside the paper'
@@ -29,10 +29,12 @@ clean:
 	rm -rf .venv
 
 .venv/.package: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c constraints.txt -e .
-	touch $@
+	@echo 'Setting up .venv (PyTorch is large: this takes a minute the first time)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q -c constraints.txt -e .
+	@touch $@
 
 .venv/.dev: .venv/.package
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
-	touch $@
+	@echo 'Adding to .venv what tests and checks need'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -10,6 +10,7 @@ ours over the fastest peer, the median of the rounds and the lowest and highest 
 from __future__ import annotations
 
 import gc
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable
@@ -140,6 +141,9 @@ def measure(config: RunConfig, device: str, bf16: bool, tokens: int, rounds: int
     n_rows = tokens // LENGTH
     # On two cores compiling costs minutes, which is not what this is to show.
     variants = [(name, compiled) for name in MODELS for compiled in ((False, True) if device == "cuda" else (False,))]
+    if importlib.util.find_spec("transformers") is None:
+        print("without Marian: transformers is not installed (make check installs it)")
+        variants = [(name, compiled) for name, compiled in variants if name != "Marian"]
     steps = {}
     for name, compiled in variants:
         way = f"{name} compiled" if compiled else name

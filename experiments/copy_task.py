@@ -181,7 +181,7 @@ def train_with_progress(task: Task, config: RunConfig, device: str) -> tuple[Tra
         def report(step: int, loss_per_token: float) -> None:
             curve.append((step, round(loss_per_token, 4)))
             bar.update(job, completed=step, description=f"loss {loss_per_token:.3f}")
-            if not console.is_terminal and step % 250 == 0:
+            if not console.is_terminal and (step % 250 == 0 or step == config.train.max_steps):
                 print(f"step {step}/{config.train.max_steps}  loss {loss_per_token:.3f}", file=sys.stderr)
 
         return train(task, config, device, report), curve
@@ -194,6 +194,8 @@ def main(
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
 ) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("there is no CUDA device here: leave out --device")
     torch.set_num_threads(1)  # a model this small gains little from a second, and loses much on a busy machine
     config = copy_task(steps, seed)
     console = Console(highlight=False)
@@ -212,6 +214,7 @@ def main(
         }  # fmt: skip
         write_result(out, result | passport(config, device) | {"loss": curve})
     if score.n_right < score.n_strings:
+        console.print(f"not perfect: give it more --steps ({copy_task().train.max_steps} are enough)")
         raise typer.Exit(1)
 
 
