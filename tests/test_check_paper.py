@@ -98,6 +98,14 @@ def test_a_file_name_is_no_markup(tmp_path: Path) -> None:
     assert "[red]run[" in done.stdout
 
 
+def test_parameters_of_what_was_checked_stand_there_once() -> None:
+    assert run("check-paper", "--config", "base").stdout.count("parameters of") == 2
+    assert "parameters of small, as checked: 7,568,384 (7.6 M)\n" in run("check-paper", "--config", "small").stdout
+    changed = run("check-paper", "--config", "base", "--set", "model.d_ff=1024").stdout
+    assert "parameters of base: 63,045,632" in changed
+    assert f"parameters of base, as checked: {63_045_632 - 12 * (2 * 512 + 1) * 1024:,}" in changed
+
+
 def test_a_small_difference_can_be_seen() -> None:
     assert "0.98000001" in run("check-paper", "--set", "train.adam_beta2=0.98000001").stdout
 

@@ -71,13 +71,17 @@ def check_paper_command(
 
     if against not in (None, "base", "big"):
         raise ConfigError(f"--against is {against!r}, must be base or big: the paper has no other")
+    names = ["base", "big"] if config is None else [config]
+    configs = {name: override(read_config(name), settings or []) for name in names}
     tables = {}
-    for name in ["base", "big"] if config is None else [config]:
+    for name, checked in configs.items():
         size: Literal["base", "big"] = "big" if (against or name) == "big" else "base"
-        tables[name] = size, check_paper(override(read_config(name), settings or []), size)
+        tables[name] = size, check_paper(checked, size)
     counts = list(parameter_counts())
-    if config is not None:
-        counts.append((config, None, count_parameters(override(read_config(config), settings or []))))
+    papers_own = (PRESETS["base"](), PRESETS["big"]())
+    for name, checked in configs.items():
+        if checked not in papers_own:
+            counts.append((f"{name}, as checked", None, count_parameters(checked)))
     all_rows = [row for _, rows in tables.values() for row in rows]
     different = list(dict.fromkeys(row.setting for row in all_rows if row.verdict == "differs"))  # in order, once each
     if as_json:

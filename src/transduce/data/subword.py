@@ -23,7 +23,7 @@ ESCAPES = {ESCAPE: ESCAPE * 2, SPACE_MARK: ESCAPE + "\ue001"}
 UNESCAPES = {escaped: plain for plain, escaped in ESCAPES.items()}
 
 MOST_LINES = 2_000_000
-"""More lines are sampled down to so many: they add minutes and gigabytes, and change few merges."""
+"""More lines are sampled down to so many, since training holds them all in memory."""
 LONGEST_LINE = 10_000
 """Longer lines, in characters, take no part in training: they are no sentences, and a word of 65,536 would end the
 process. They are encoded like any other."""
