@@ -7,8 +7,6 @@ weights.safetensors  the weights, unpacked, under the paper's names; tied ones o
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 import torch
@@ -17,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from transduce.config import RunConfig
 from transduce.errors import ConfigError, ModelFolderError
+from transduce.folders import whole_folder
 from transduce.model import Transformer
 
 FORMAT_VERSION = 1
@@ -25,22 +24,15 @@ WEIGHTS = "weights.safetensors"
 
 
 def save_model(folder: str | Path, model: Transformer, config: RunConfig) -> None:
-    """Whole or not at all: written beside its place under another name, then renamed. Overwrites nothing."""
+    """Whole or not at all. Overwrites nothing."""
     assert model.config == config.model, "the folder would describe another model"
     folder = Path(folder)
     if folder.exists():
         raise ModelFolderError(f"{folder} exists: choose another name or remove it first")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = folder.parent / f".{folder.name}.{os.getpid()}.unfinished"
-    unfinished.mkdir()
-    try:
+    with whole_folder(folder) as unfinished:
         description = {"format_version": FORMAT_VERSION, "config": json.loads(config.to_json())}
         (unfinished / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         save_file({name: W.contiguous() for name, W in model.weights().items()}, unfinished / WEIGHTS)
-        os.rename(unfinished, folder)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
 
 
 def load_config(folder: str | Path) -> RunConfig:

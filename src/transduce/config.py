@@ -146,6 +146,10 @@ class DataConfig(_Section):
     """Pairs of about the same length share a batch. A name and not a switch: there is no second way."""
     batch_tokens: int = 25_000
     """Source tokens and target tokens, each, of one optimiser step over all ranks; end marks counted, padding not."""
+    n_shapes: int = 128
+    """Batches are padded to at most so many pairs of lengths: more leave less padding, fewer compile sooner."""
+    valid_pairs: int = 2000
+    """About so many are held out, or half of it, where no validation files are given; at most one in 16."""
     max_characters: int = 1000
     """Cleaning drops a pair with a longer side."""
     max_length_ratio: float = 3.0
@@ -154,7 +158,9 @@ class DataConfig(_Section):
     """Cleaning drops a pair with a side of fewer letters, as a share of what is not white space."""
 
     def _check(self) -> None:
-        self._at_least(1, "batch_tokens", "max_characters")
+        self._at_least(1, "batch_tokens", "n_shapes", "max_characters")
+        self._at_most(60_000, "n_shapes")
+        self._at_least(0, "valid_pairs")
         self._probability("min_letter_share")
         if not 1 <= self.max_length_ratio < float("inf"):
             raise ConfigError(f"data.max_length_ratio is {self.max_length_ratio}, must be 1 or more: 3 is usual")

@@ -1,18 +1,28 @@
-"""Pairs of token ids to a batch: the one place that pads, shifts right and adds the marks."""
+"""Pairs of token ids to batches: the one place that pads, shifts right and adds the marks."""
 
-# Axes: B sentences, S source positions, T target positions.
+# Axes: B sentences, S source positions, T target positions, W either; N rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+import contextlib
+import itertools
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from transduce.config import ModelConfig
+from transduce.data.plan import Layout
+from transduce.data.store import Store
 
 Ids = NDArray[np.int64]
+Item = TypeVar("Item")
+
+RELEASE_EVERY = 100
+"""After so many steps the store's pages are let go, so that resident memory stays flat."""
 
 
 class Batch(NamedTuple):
@@ -35,8 +45,131 @@ def make_batch(pairs: Iterable[tuple[Sequence[int], Sequence[int]]], config: Mod
     )
 
 
-def pad_right(rows: Sequence[Sequence[int]], pad_id: int) -> NDArray[Any]:
+def pad_right(rows: Sequence[Sequence[int]], pad_id: int) -> Ids:
     ids_BT = np.full((len(rows), max(map(len, rows))), pad_id, dtype=np.int64)
     for ids_T, row in zip(ids_BT, rows, strict=True):
         ids_T[: len(row)] = row
     return ids_BT
+
+
+class Examples:
+    """Rows (corpus, pair, direction) of a store. A tag before the source says which language is wanted."""
+
+    def __init__(self, store: Store, tags: dict[str, int]) -> None:
+        """`tags`: an id for each target language, or none where there is but one direction."""
+        self.store = store
+        parts, first = [], 0
+        for corpus in store.corpora:
+            last = first + corpus.n_pairs
+            parts.append((first, last, False, tags.get(corpus.target_language)))
+            if corpus.both_ways:
+                parts.append((first, last, True, tags.get(corpus.source_language)))
+            first = last
+        self._first_pair = np.array([part[0] for part in parts], dtype=np.int64)
+        self._first_row = np.concatenate([[0], np.cumsum([part[1] - part[0] for part in parts])]).astype(np.int64)
+        self._is_reversed = np.array([part[2] for part in parts], dtype=bool)
+        self._tag = np.array([-1 if part[3] is None else part[3] for part in parts], dtype=np.int64)
+        self.n_tag = int(bool(tags))
+        assert bool(tags) == bool((self._tag >= 0).any()) == bool((self._tag >= 0).all()), "all have a tag, or none"
+
+    def __len__(self) -> int:
+        return int(self._first_row[-1])
+
+    def lengths(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Of source and target of every row, with the tag and the end marks."""
+        sources, targets = [], []
+        ends = self._first_pair + np.diff(self._first_row)
+        for first, end, is_reversed in zip(self._first_pair, ends, self._is_reversed, strict=True):
+            source_N = self.store.source_length_N[first:end]
+            target_N = self.store.target_length_N[first:end]
+            source_N, target_N = (target_N, source_N) if is_reversed else (source_N, target_N)
+            sources.append(source_N.astype(np.int32) + 1 + self.n_tag)
+            targets.append(target_N.astype(np.int32) + 1)
+        return np.concatenate(sources), np.concatenate(targets)
+
+    def batch(self, rows: NDArray[Any], shape: tuple[int, int], config: ModelConfig) -> Batch:
+        """The rows as a batch of so many source and target positions. Its slow twin is `make_batch`."""
+        part_B = np.searchsorted(self._first_row, rows, side="right") - 1
+        pair_B = rows - self._first_row[part_B] + self._first_pair[part_B]
+        is_reversed_B = self._is_reversed[part_B]
+        start_B = self.store.start_N[pair_B].astype(np.int64)
+        first_length_B = self.store.source_length_N[pair_B].astype(np.int64)
+        second_length_B = self.store.target_length_N[pair_B].astype(np.int64)
+        second_start_B = start_B + first_length_B
+        source_length_B = np.where(is_reversed_B, second_length_B, first_length_B)
+        target_length_B = np.where(is_reversed_B, first_length_B, second_length_B)
+        source_BS = self._gather(np.where(is_reversed_B, second_start_B, start_B), source_length_B, shape[0], config)
+        if self.n_tag:
+            source_BS = np.concatenate([self._tag[part_B][:, None], source_BS[:, :-1]], axis=1)
+        target_start_B = np.where(is_reversed_B, start_B, second_start_B)
+        target_out_BT = self._gather(target_start_B, target_length_B, shape[1], config)
+        n_target_tokens = int(target_length_B.sum()) + len(rows)
+        return Batch(source_BS, shift_right(target_out_BT, config), target_out_BT, n_target_tokens)
+
+    def _gather(self, start_B: Ids, length_B: Ids, width: int, config: ModelConfig) -> Ids:
+        """Each row's ids, the end mark, padding."""
+        place_W = np.arange(width)
+        is_id_BW = place_W < length_B[:, None]
+        ids_BW = np.full((len(start_B), width), config.pad_id, dtype=np.int64)
+        ids_BW[is_id_BW] = self.store.ids[(start_B[:, None] + place_W)[is_id_BW]]
+        ids_BW[np.arange(len(start_B)), length_B] = config.eos_id
+        return ids_BW
+
+
+def shift_right(target_out_BT: Ids, config: ModelConfig) -> Ids:
+    """The end mark is not put in: it would only be asked what comes after the end."""
+    target_in_BT = np.full_like(target_out_BT, config.pad_id)
+    target_in_BT[:, 0] = config.bos_id
+    before_BT = target_out_BT[:, :-1]
+    target_in_BT[:, 1:] = np.where(before_BT == config.eos_id, config.pad_id, before_BT)
+    return target_in_BT
+
+
+def steps(
+    examples: Examples, layout: Layout, config: ModelConfig, first_step: int = 0, rank: int = 0, n_ranks: int = 1
+) -> Iterator[list[Batch]]:
+    """One rank's share of each optimiser step, epoch after epoch, for ever; from any step on without replay."""
+    epoch = layout.epoch(first_step // layout.n_steps)
+    for step in itertools.count(first_step):
+        number, place = divmod(step, layout.n_steps)
+        if place == 0 and step != first_step:
+            epoch = layout.epoch(number)
+        yield [examples.batch(rows, shape, config) for rows, shape in epoch.step(place, rank, n_ranks)]
+        if step % RELEASE_EVERY == 0:
+            examples.store.release()
+
+
+def prefetch(items: Iterable[Item], n_ahead: int = 4) -> Iterator[Item]:
+    """The same items in the same order, made ahead of time in a thread."""
+    ahead: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(n_ahead)
+    is_over = threading.Event()
+
+    def put(item: Item | None, error: BaseException | None) -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(queue.Full):
+                ahead.put((item, error), timeout=0.1)
+                break
+
+    def work() -> None:
+        try:
+            for item in items:
+                put(item, None)
+                if is_over.is_set():
+                    return
+            put(None, StopIteration())
+        except BaseException as error:  # it belongs to whoever reads
+            put(None, error)
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = ahead.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item  # type: ignore[misc]  # an item whenever there is no error
+    finally:
+        is_over.set()
+        thread.join()

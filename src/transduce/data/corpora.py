@@ -3,26 +3,167 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import itertools
 import json
 import lzma
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Protocol
 
-from transduce.errors import DataError
+from transduce.errors import ConfigError, DataError
 
 RawPair = tuple[bytes, bytes]
 """Source and target as they stand in the files: whether they are text is for `cleaning` to find out."""
 
+REGISTRY = Path(__file__).parent / "bundled" / "corpora.json"
+BUNDLED = Path(__file__).parent / "bundled" / "tatoeba-40k.tsv.xz"
+BUNDLED_NAME = "tatoeba-40k"
+PACKED = ("", ".xz", ".gz")
+DATA_ROOT = "TRANSDUCE_DATA"
 
-def read_lines(path: str | Path) -> Iterator[bytes]:
-    """Without line ends (LF or CR LF) and without a byte order mark; .gz and .xz are unpacked."""
+
+class Digest(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Files that belong together, and how to read them."""
+
+    name: str
+    files: tuple[Path, ...]
+    """Source and target, or one file with both."""
+    languages: tuple[str, str]
+    columns: tuple[int, int] = (1, 2)
+    """Of a TSV file."""
+    fields: tuple[str, str] | None = None
+    """Of a JSONL file."""
+    both_ways: bool = False
+    sha256: tuple[str, ...] | None = None
+    """What the files must be, where that is known."""
+    wanted_from: str = ""
+
+    def read(self, digests: list[Digest]) -> Iterator[RawPair]:
+        """`digests` gets one for each file. A file that is not what it should be is refused at its end."""
+        digests += [hashlib.sha256() for _ in self.files]
+        if len(self.files) == 2:
+            yield from read_pairs(*self.files, digests=(digests[0], digests[1]))
+        elif kind(self.files[0]).lower() == "tsv":
+            yield from read_tsv(self.files[0], self.columns, digests[0])
+        else:
+            yield from read_jsonl(self.files[0], self.fields or self.languages, digests[0])
+        for path, digest, expected in zip(self.files, digests, self.sha256 or (), strict=False):
+            if digest.hexdigest() != expected:
+                raise DataError(
+                    f"{path} is not the file that {self.name} names (its SHA-256 is {digest.hexdigest()[:12]}..., "
+                    f"not {expected[:12]}...): get it from {self.wanted_from}, or give the files by their paths"
+                )
+
+    @property
+    def sides(self) -> tuple[Path, Path]:
+        """The file of each side."""
+        return self.files[0], self.files[-1]
+
+
+def kind(path: Path) -> str:
+    """The suffix without packing: de for train.de.gz."""
+    return Path(path.name.removesuffix(".gz").removesuffix(".xz")).suffix.removeprefix(".")
+
+
+def languages_of(files: Sequence[Path]) -> tuple[str, str]:
+    """From the suffixes: de and en for train.de.xz and train.en.xz."""
+    source, target = (kind(path) for path in (files[0], files[-1]))
+    for language in (source, target):
+        if not re.fullmatch(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*", language) or language == "txt" or source == target:
+            names = " and ".join(path.name for path in files)
+            raise DataError(f"the languages cannot be told from {names}: add --languages de-en, or what they are")
+    return source, target
+
+
+def parse_languages(text: str) -> tuple[str, str]:
+    """de-en; pt_BR-en."""
+    source, dash, target = text.partition("-")
+    if not (dash and source and target) or "-" in target or source == target:
+        raise ConfigError(f"languages are {text!r}, must be two codes with a dash between: for example de-en")
+    return source, target
+
+
+def find_corpus(files: Sequence[str], languages: tuple[str, str] | None, **how: Any) -> Corpus:
+    """Two files of lines, or one of TSV or JSONL."""
+    paths = tuple(Path(file) for file in files)
+    for path in paths:
+        if not path.is_file():
+            names = f", or a name from {', '.join(names_of_corpora())}" if len(paths) == 1 else ""
+            raise DataError(f"{path} is not a file: give a file of text{names}")
+    if len(paths) == 1 and kind(paths[0]).lower() not in ("tsv", "jsonl"):
+        raise DataError(f"{paths[0]} stands alone: give a second file with its translations, or a .tsv or .jsonl file")
+    if languages is None:
+        if len(paths) == 1:
+            raise DataError(f"the languages of {paths[0]} are not known: add --languages de-en, or what they are")
+        languages = languages_of(paths)
+    return Corpus(" + ".join(path.name for path in paths), paths, languages, **how)
+
+
+def registry() -> dict[str, dict[str, Any]]:
+    """What is known of corpora by name; written by experiments/name_corpora.py."""
+    facts: dict[str, dict[str, Any]] = json.loads(REGISTRY.read_text(encoding="utf-8"))
+    return facts
+
+
+def names_of_corpora() -> list[str]:
+    """Those with text to train on."""
+    return [BUNDLED_NAME, *(name for name, facts in registry().items() if "train" in facts["splits"])]
+
+
+def named_corpus(
+    name: str, split: str, languages: tuple[str, str] | None, data_root: Path | None, **how: Any
+) -> Corpus | None:
+    """A corpus that we know. None when it has no such split; refused when its files are not under `data_root`."""
+    if name == BUNDLED_NAME:
+        if languages not in (None, ("de", "en"), ("en", "de")):
+            raise DataError(f"{name} has de-en, not {'-'.join(languages or ())}: choose de-en or en-de")
+        languages = languages or ("de", "en")
+        columns = (1, 2) if languages == ("de", "en") else (2, 1)
+        return Corpus(name, (BUNDLED,), languages, columns=columns, **how) if split == "train" else None
+    facts = registry()[name]
+    languages = languages or tuple(facts["languages"][:2])
+    if not set(languages) <= set(facts["languages"]):
+        raise DataError(f"{name} has {', '.join(facts['languages'])}, not {'-'.join(languages)}: choose two of them")
+    if split not in facts["splits"]:
+        return None
+    if data_root is None:
+        where = f"get it from {facts['from']}, and say where it is by --data-root or {DATA_ROOT}"
+        raise DataError(f"{name} is not in the package: {where}")
+    wanted = [facts["files"].format(split=facts["splits"][split], language=language) for language in languages]
+    files = tuple(_packed_or_not(data_root / path, facts["from"]) for path in wanted)
+    sha256 = tuple(facts["sha256"][path] for path in wanted)
+    return Corpus(name, files, languages, sha256=sha256, wanted_from=facts["from"], **how)
+
+
+def _packed_or_not(path: Path, wanted_from: str) -> Path:
+    for suffix in PACKED:
+        if (found := path.with_name(path.name + suffix)).is_file():
+            return found
+    raise DataError(f"{path} is missing, packed or not: get it from {wanted_from}")
+
+
+def read_lines(path: str | Path, digest: Digest | None = None) -> Iterator[bytes]:
+    """Without line ends (LF or CR LF) and without a byte order mark; .gz and .xz are unpacked.
+
+    `digest` is fed the unpacked bytes, so that packing does not change a file's checksum.
+    """
     path = Path(path)
     try:
         with _open(path) as lines:
             for number, line in enumerate(lines):
+                if digest is not None:
+                    digest.update(line)
                 if number == 0:
                     _refuse_utf_16(path, line)
                     line = line.removeprefix(b"\xef\xbb\xbf")
@@ -49,9 +190,12 @@ def _refuse_utf_16(path: Path, line: bytes) -> None:
         raise DataError(f"{path}, line 1: the file is UTF-16, must be UTF-8: iconv -f UTF-16 -t UTF-8 {path}")
 
 
-def read_pairs(source: str | Path, target: str | Path) -> Iterator[RawPair]:
+def read_pairs(
+    source: str | Path, target: str | Path, digests: tuple[Digest | None, Digest | None] = (None, None)
+) -> Iterator[RawPair]:
     """Two files, line i of one for line i of the other."""
-    for n, (source_line, target_line) in enumerate(itertools.zip_longest(read_lines(source), read_lines(target))):
+    both = itertools.zip_longest(read_lines(source, digests[0]), read_lines(target, digests[1]))
+    for n, (source_line, target_line) in enumerate(both):
         if source_line is None or target_line is None:
             short, long = (source, target) if source_line is None else (target, source)
             raise DataError(
@@ -60,18 +204,18 @@ def read_pairs(source: str | Path, target: str | Path) -> Iterator[RawPair]:
         yield source_line, target_line
 
 
-def read_tsv(path: str | Path, columns: tuple[int, int] = (1, 2)) -> Iterator[RawPair]:
+def read_tsv(path: str | Path, columns: tuple[int, int] = (1, 2), digest: Digest | None = None) -> Iterator[RawPair]:
     """Columns, counted from 1, between tabs."""
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(read_lines(path, digest), 1):
         cells = line.split(b"\t")
         if len(cells) < max(columns):
             raise DataError(f"{path}, line {number}: has {len(cells)} columns, must have {max(columns)}: mend the line")
         yield cells[columns[0] - 1], cells[columns[1] - 1]
 
 
-def read_jsonl(path: str | Path, fields: tuple[str, str]) -> Iterator[RawPair]:
+def read_jsonl(path: str | Path, fields: tuple[str, str], digest: Digest | None = None) -> Iterator[RawPair]:
     """Fields of one JSON object a line."""
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(read_lines(path, digest), 1):
         try:
             found = json.loads(line)
             pair = tuple(found[field] for field in fields)

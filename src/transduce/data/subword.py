@@ -5,6 +5,7 @@ Nothing is normalised, white space is kept, and what the vocabulary lacks is spe
 
 from __future__ import annotations
 
+import hashlib
 import io
 import random
 import re
@@ -27,6 +28,8 @@ MOST_LINES = 2_000_000
 LONGEST_LINE = 10_000
 """Longer lines, in characters, take no part in training: they are no sentences, and a word of 65,536 would end the
 process. They are encoded like any other."""
+LONGEST_WORD, MOST_WORDS = 30, 200_000
+"""Of the words whose ids are remembered, some 40 MB."""
 N_SPECIAL = 4 + 256
 """Padding, start, end, unknown, and the bytes."""
 
@@ -42,40 +45,36 @@ class Subwords:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
             raise ModelFolderError("the subword model cannot be read: copy the folder again") from None
+        # Merges cannot reach over a space when no piece does. Then words can be encoded one by one, and those of a text
+        # are mostly ones that it had before.
+        self._is_by_words = not any(SPACE_MARK in piece[1:] for piece in self.pieces(range(len(self))))
+        self._words: dict[str, list[int]] = {}
 
     @classmethod
-    def train(cls, lines: Iterable[str], vocab_size: int, languages: Sequence[str] = ()) -> Subwords:
-        """Learns `vocab_size` entries, the special ones and a tag for each language among them."""
+    def train(
+        cls, lines: Iterable[str], vocab_size: int, languages: Sequence[str] = (), *, is_exact: bool = True
+    ) -> Subwords:
+        """Learns `vocab_size` entries, the special ones and a tag for each language among them.
+
+        Where the size is not exact, a text with less to learn gives fewer and one of more characters gives more.
+        """
         smallest = N_SPECIAL + len(set(languages)) + 1
         if vocab_size < smallest:
             raise ConfigError(f"vocabulary size is {vocab_size}, this text needs at least {smallest}: raise it")
-        ids = ModelConfig()
-        model = io.BytesIO()
         sample = _sample(map(_escape, lines))
         if not sample:
             raise DataError("there is no text to learn subwords from: give a file that is not empty")
+        tags = [_tag(language) for language in dict.fromkeys(languages)]
         try:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(sample),
-                model_writer=model,
-                model_type="bpe",
-                vocab_size=vocab_size,
-                # A control symbol has an id but no spelling: text that reads "<2de>" does not become the tag.
-                control_symbols=[_tag(language) for language in dict.fromkeys(languages)],
-                pad_id=ids.pad_id,
-                bos_id=ids.bos_id,
-                eos_id=ids.eos_id,
-                unk_id=3,
-                byte_fallback=True,
-                normalization_rule_name="identity",
-                remove_extra_whitespaces=False,
-                max_sentence_length=4 * LONGEST_LINE,  # in bytes
-                num_threads=2,  # part of the model's bytes, so the same on every machine
-                minloglevel=2,
-            )
+            return cls(_train(sample, vocab_size, tags, is_exact))
         except RuntimeError as error:
-            raise _explain(str(error), vocab_size) from None
-        return cls(model.getvalue())
+            most, least = _bounds(str(error))
+            if most is None and least is None:
+                raise
+            if not is_exact and least is not None:  # a script of thousands of characters
+                return cls(_train(sample, least + vocab_size, tags, is_exact))
+            bound = f"allows at most {most}: lower it" if least is None else f"needs at least {least}: raise it"
+            raise ConfigError(f"vocabulary size is {vocab_size}, this text {bound}") from None
 
     @classmethod
     def load(cls, path: str | Path) -> Subwords:
@@ -87,13 +86,42 @@ class Subwords:
     def save(self, path: str | Path) -> None:
         Path(path).write_bytes(self.model)
 
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.model).hexdigest()
+
     def __len__(self) -> int:
         """The number of entries."""
         return int(self._processor.get_piece_size())
 
+    def __reduce__(self) -> tuple[type[Subwords], tuple[bytes]]:
+        return Subwords, (self.model,)
+
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Without start and end marks, which belong to the batch."""
-        rows: list[list[int]] = self._processor.encode([_escape(line) for line in lines])
+        if not self._is_by_words:
+            return self.encode_slowly(lines)
+        rows: list[list[int]] = []
+        for line in lines:
+            row: list[int] = []
+            if line:  # no text is no words, and not one that is empty
+                for word in _escape(line).split(" "):
+                    row += self._words.get(word) or self._encode_word(word)
+            rows.append(row)
+        return rows
+
+    def _encode_word(self, word: str) -> list[int]:
+        # An empty word stands between two spaces: SentencePiece gives two space marks for one space, of which it is one.
+        ids: list[int] = self._processor.encode(word) if word else self._processor.encode(" ")[::2]
+        if len(word) <= LONGEST_WORD:
+            if len(self._words) >= MOST_WORDS:
+                self._words.clear()
+            self._words[word] = ids
+        return ids
+
+    def encode_slowly(self, lines: Sequence[str]) -> list[list[int]]:
+        """Line by line, as SentencePiece does it."""
+        rows: list[list[int]] = self._processor.encode([_escape(line) for line in lines], num_threads=1)
         return rows
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
@@ -156,10 +184,36 @@ def _unescape(text: str) -> str:
     return re.sub("|".join(UNESCAPES), lambda match: UNESCAPES[match[0]], text)
 
 
-def _explain(message: str, vocab_size: int) -> Exception:
-    """SentencePiece's two refusals, in our words; any other is a fault of ours."""
-    if match := re.search(r"value <= (\d+)", message):
-        return ConfigError(f"vocabulary size is {vocab_size}, this text allows at most {match[1]}: lower it")
-    if match := re.search(r"required_chars. \d+ vs (\d+)", message):
-        return ConfigError(f"vocabulary size is {vocab_size}, this text needs at least {match[1]}: raise it")
-    return AssertionError(message)
+def _train(sample: list[str], vocab_size: int, tags: list[str], is_exact: bool) -> bytes:
+    ids, model = ModelConfig(), io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sample),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=vocab_size,
+        hard_vocab_limit=is_exact,
+        control_symbols=tags,  # which have an id but no spelling: text that reads "<2de>" does not become the tag
+        pad_id=ids.pad_id,
+        bos_id=ids.bos_id,
+        eos_id=ids.eos_id,
+        unk_id=3,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        max_sentence_length=4 * LONGEST_LINE,  # in bytes
+        num_threads=2,  # part of the model's bytes, so the same on every machine
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def _bounds(message: str) -> tuple[int | None, int | None]:
+    """The most and the least entries that SentencePiece asks for when it refuses a size."""
+    most, least = re.search(r"value <= (\d+)", message), re.search(r"required_chars. \d+ vs (\d+)", message)
+    return (int(most[1]) if most else None), (int(least[1]) if least else None)
+
+
+def vocab_size_for(n_pairs: int) -> int:
+    """How many entries so many pairs can teach. From a million and a half on it is the paper's number."""
+    table = [(10_000, 4000), (100_000, 8000), (500_000, 16_000), (1_500_000, 32_000)]
+    return next((size for bound, size in table if n_pairs < bound), ModelConfig().source_vocab_size)

@@ -1,0 +1,385 @@
+"""From text files to a folder that training reads: read, clean, hold out, learn subwords, encode.
+
+report.json    what went in, what was dropped and why, what came out, checksums
+subwords.model
+train.tokens   the stores (see `store`)
+valid.tokens
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transduce.config import DataConfig
+from transduce.data.batches import Examples
+from transduce.data.cleaning import CHUNK, Kept, Tally, clean, keep_all
+from transduce.data.corpora import PACKED, Corpus, Digest, RawPair
+from transduce.data.parallel import ordered_map
+from transduce.data.store import Encoded, Store, StoredCorpus, StoreWriter, id_type
+from transduce.data.subword import MOST_LINES, Subwords, vocab_size_for
+from transduce.errors import DataError
+from transduce.folders import whole_folder
+
+FORMAT_VERSION = 1
+REPORT, SUBWORDS, TRAIN, VALID = "report.json", "subwords.model", "train.tokens", "valid.tokens"
+HASH_BLOCK = 1_000_000
+WORTH_A_PROCESS = 4_000_000
+"""Bytes of text: less is done before another process has started."""
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with the stage, how many pairs are done, and of how many, where that is known."""
+
+
+@dataclass
+class CorpusReport:
+    name: str
+    files: dict[str, str]
+    """Name to SHA-256 of the unpacked text."""
+    source_language: str
+    target_language: str
+    both_ways: bool
+    n_read: int
+    dropped: dict[str, int]
+    examples: dict[str, list[Any]]
+    """The first pair that each rule dropped: line, source, target."""
+    n_kept: int
+    n_shared: int
+    """Dropped because the validation pairs hold one of its sides."""
+    n_held_out: int
+
+
+@dataclass
+class SplitReport:
+    n_pairs: int
+    n_source_tokens: int
+    n_target_tokens: int
+    """Without tags and end marks."""
+    sha256: str
+
+
+@dataclass
+class Report:
+    corpora: list[CorpusReport]
+    valid_corpora: list[CorpusReport]
+    """Empty where validation was held out."""
+    held_out_share: float
+    cleaned: bool
+    tagged_languages: list[str]
+    vocab_size: int
+    vocab_size_given: bool
+    subwords_sha256: str
+    train: SplitReport
+    valid: SplitReport
+    config: dict[str, Any]
+    seconds: dict[str, float]
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        values = json.loads(text)
+        for name in ("corpora", "valid_corpora"):
+            values[name] = [CorpusReport(**corpus) for corpus in values[name]]
+        for name in ("train", "valid"):
+            values[name] = SplitReport(**values[name])
+        return cls(**values)
+
+
+@dataclass
+class Spool:
+    """A corpus as it was kept, in files for the time of the work: text, and the hashes of both sides."""
+
+    corpus: Corpus
+    folder: Path
+    tally: Tally = field(default_factory=Tally)
+    digests: list[Digest] = field(default_factory=list)
+    n_pairs: int = 0
+
+    def fill(self, kept: Iterator[Kept], progress: Callable[[int], None]) -> None:
+        with ExitStack() as stack:
+            source, target, hashes = (stack.enter_context((self.folder / name).open("xb")) for name in "sth")
+            for pairs, hash_P2 in kept:
+                source.writelines(pair[0] + b"\n" for pair in pairs)
+                target.writelines(pair[1] + b"\n" for pair in pairs)
+                hashes.write(hash_P2.data)
+                self.n_pairs += len(pairs)
+                progress(self.tally.n_read)
+
+    def hash_N2(self) -> NDArray[np.uint64]:
+        if self.n_pairs == 0:
+            return np.zeros((0, 2), dtype=np.uint64)
+        return np.memmap(self.folder / "h", dtype=np.uint64, mode="r").reshape(-1, 2)
+
+    def pairs(self, chosen_N: NDArray[np.bool_]) -> Iterator[list[RawPair]]:
+        """Those chosen, in parts."""
+        lines = itertools.compress(zip(*(_plain_lines(self.folder / name) for name in "st"), strict=True), chosen_N)
+        while part := list(itertools.islice(lines, CHUNK)):
+            yield part
+
+    def report(self, n_kept: int, n_shared: int = 0, n_held_out: int = 0) -> CorpusReport:
+        return CorpusReport(
+            name=self.corpus.name,
+            files={path.name: digest.hexdigest() for path, digest in zip(self.corpus.files, self.digests, strict=True)},
+            source_language=self.corpus.languages[0],
+            target_language=self.corpus.languages[1],
+            both_ways=self.corpus.both_ways,
+            n_read=self.tally.n_read,
+            dropped=dict(self.tally.dropped.most_common()),
+            examples={rule: list(example) for rule, example in self.tally.examples.items()},
+            n_shared=n_shared,
+            n_held_out=n_held_out,
+            n_kept=n_kept,
+        )
+
+
+def _plain_lines(path: Path) -> Iterator[bytes]:
+    """Of our own file: nothing is stripped but the line feed that we wrote."""
+    with path.open("rb") as file:
+        for line in file:
+            yield line[:-1]
+
+
+def prepare(
+    corpora: Sequence[Corpus],
+    out: str | Path,
+    config: DataConfig,
+    *,
+    valid: Sequence[Corpus] = (),
+    vocab_size: int | None = None,
+    with_cleaning: bool = True,
+    n_processes: int | None = None,
+    progress: Progress = lambda stage, done, total: None,
+) -> Report:
+    """Writes the folder `out`, whole or not at all, and says what became of every pair.
+
+    Validation pairs that are given are taken as they are: dropping some would change what scores on them mean.
+    """
+    out = Path(out)
+    if out.exists():
+        raise DataError(f"{out} exists: choose another name, or remove it first")
+    n_processes = n_processes or n_processes_for([*corpora, *valid])
+    seconds: dict[str, float] = {}
+    with whole_folder(out) as folder, TemporaryDirectory(dir=folder) as scratch:
+        with _timed(seconds, "read and clean"):
+            rules = config if with_cleaning else None
+            spools = [_spool(corpus, Path(scratch), rules, n_processes, progress) for corpus in corpora]
+            valid_spools = [_spool(corpus, Path(scratch), None, n_processes, progress) for corpus in valid]
+            split = hold_out(spools, valid_spools, config.valid_pairs)
+        if not split.n_train:
+            raise DataError(_nothing_left(spools))
+        with _timed(seconds, "learn subwords"):
+            progress("learning subwords", 0, None)
+            size = vocab_size or vocab_size_for(split.n_train)
+            lines, languages = _sample_lines(spools, split.is_train), tagged_languages(corpora)
+            subwords = Subwords.train(lines, size, languages, is_exact=vocab_size is not None)
+            subwords.save(folder / SUBWORDS)
+        with _timed(seconds, "encode"):
+            encode = partial(_encode_split, subwords=subwords, n_processes=n_processes, progress=progress)
+            train = encode(folder / TRAIN, spools, split.is_train)
+            held_out = encode(folder / VALID, valid_spools or spools, split.is_valid)
+        report = Report(
+            corpora=[spool.report(*counts) for spool, *counts in zip(spools, *split.counts(), strict=True)],
+            valid_corpora=[spool.report(spool.n_pairs) for spool in valid_spools],
+            held_out_share=split.share,
+            cleaned=with_cleaning,
+            tagged_languages=languages,
+            vocab_size=len(subwords),
+            vocab_size_given=vocab_size is not None,
+            subwords_sha256=subwords.sha256,
+            train=train,
+            valid=held_out,
+            config=asdict(config),
+            seconds=seconds,
+        )
+        (folder / REPORT).write_text(report.to_json() + "\n", encoding="utf-8")
+    return report
+
+
+def _spool(corpus: Corpus, scratch: Path, rules: DataConfig | None, n_processes: int, progress: Progress) -> Spool:
+    spool = Spool(corpus, Path(mkdtemp(dir=scratch)))
+    raw = corpus.read(spool.digests)
+    if rules is None:
+        kept = keep_all(raw, corpus.sides, spool.tally, n_processes)
+    else:
+        kept = clean(raw, rules, corpus.languages, spool.tally, n_processes)
+    spool.fill(kept, lambda done: progress(f"reading {corpus.name}", done, None))
+    return spool
+
+
+@dataclass
+class Split:
+    """Which pairs of each spool are for what."""
+
+    share: float
+    is_train: list[NDArray[np.bool_]]
+    is_valid: list[NDArray[np.bool_]]
+    """Of the validation spools where there are some, else of the same."""
+    n_shared: list[int]
+
+    @property
+    def n_train(self) -> int:
+        return sum(int(is_train_N.sum()) for is_train_N in self.is_train)
+
+    def counts(self) -> tuple[list[int], list[int], list[int]]:
+        """Of each spool: kept, shared with validation, held out."""
+        n_kept = [int(is_train_N.sum()) for is_train_N in self.is_train]
+        n_held_out = [
+            len(is_train_N) - kept - shared
+            for is_train_N, kept, shared in zip(self.is_train, n_kept, self.n_shared, strict=True)
+        ]
+        return n_kept, self.n_shared, n_held_out
+
+
+def hold_out(spools: Sequence[Spool], valid_spools: Sequence[Spool], valid_pairs: int) -> Split:
+    """By the hash of the source alone, so that order, machine and neighbours do not matter; or the files given.
+
+    Pairs with either side in validation go: one sentence may have several translations, in several corpora.
+    """
+    share = 0.0 if valid_spools else held_out_share(sum(spool.n_pairs for spool in spools), valid_pairs)
+    bound = np.uint64(share * 2**64)
+    is_held = [spool.hash_N2()[:, 0] < bound for spool in spools]
+    held_hashes = [spool.hash_N2() for spool in valid_spools] or [
+        spool.hash_N2()[is_held_N] for spool, is_held_N in zip(spools, is_held, strict=True)
+    ]
+    known = np.unique(np.concatenate([*held_hashes, np.zeros((0, 2), dtype=np.uint64)]))
+    is_shared = [_has_a_side_in(spool.hash_N2(), known) for spool in spools]
+    return Split(
+        share=share,
+        is_train=[~held_N & ~shared_N for held_N, shared_N in zip(is_held, is_shared, strict=True)],
+        is_valid=[np.ones(spool.n_pairs, dtype=bool) for spool in valid_spools] or is_held,
+        n_shared=[int((shared_N & ~held_N).sum()) for held_N, shared_N in zip(is_held, is_shared, strict=True)],
+    )
+
+
+def held_out_share(n_pairs: int, valid_pairs: int) -> float:
+    """A power of two: as a corpus grows the share changes seldom, and then to one whose sentences are among the old."""
+    if valid_pairs == 0 or n_pairs == 0:
+        return 0.0
+    return min(2.0 ** math.floor(math.log2(valid_pairs / n_pairs)), 1 / 16)
+
+
+def _has_a_side_in(hash_N2: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    found_N = np.zeros(len(hash_N2), dtype=bool)
+    for first in range(0, len(hash_N2) if len(known) else 0, HASH_BLOCK):
+        block = hash_N2[first : first + HASH_BLOCK]
+        place = np.searchsorted(known, block).clip(max=len(known) - 1)
+        found_N[first : first + HASH_BLOCK] = (known[place] == block).any(axis=1)
+    return found_N
+
+
+def _nothing_left(spools: Sequence[Spool]) -> str:
+    n_read = sum(spool.tally.n_read for spool in spools)
+    if n_read == 0:
+        return "the files hold no lines: give files of text"
+    dropped = sum((spool.tally.dropped for spool in spools), Counter())
+    reasons = "; ".join(f"{rule}: {n:,}" for rule, n in dropped.most_common(3)) or "held out for validation"
+    return f"no pair is left of {n_read:,} ({reasons}): check the files and languages, or use --keep-all"
+
+
+def _sample_lines(spools: Sequence[Spool], is_train: Sequence[NDArray[np.bool_]]) -> Iterator[str]:
+    """Both sides of the training pairs; of too many, those of pairs drawn with equal chance."""
+    n_train = sum(int(chosen_N.sum()) for chosen_N in is_train)
+    share, rng = min(1.0, MOST_LINES / 2 / n_train), np.random.default_rng(1)
+    for spool, chosen_N in zip(spools, is_train, strict=True):
+        if share < 1:
+            chosen_N = chosen_N & (rng.random(len(chosen_N)) < share)
+        for part in spool.pairs(chosen_N):
+            for source, target in part:
+                yield source.decode()
+                yield target.decode()
+
+
+def _encode_split(
+    path: Path,
+    spools: Sequence[Spool],
+    chosen: Sequence[NDArray[np.bool_]],
+    *,
+    subwords: Subwords,
+    n_processes: int,
+    progress: Progress,
+) -> SplitReport:
+    n_chosen = [int(chosen_N.sum()) for chosen_N in chosen]
+    parts = itertools.chain.from_iterable(map(Spool.pairs, spools, chosen))
+    work = partial(encode_pairs, subwords=subwords)
+    with StoreWriter(path, id_type(len(subwords))) as store:
+        for encoded in ordered_map(work, parts, n_processes if sum(n_chosen) > CHUNK else 1):
+            store.add(encoded)
+            progress(f"encoding {path.stem}", store.n_pairs, sum(n_chosen))
+        corpora = [
+            StoredCorpus(*spool.corpus.languages, spool.corpus.both_ways, n)
+            for spool, n in zip(spools, n_chosen, strict=True)
+        ]
+        sha256 = store.finish(corpora, subwords.sha256)
+    return SplitReport(store.n_pairs, store.n_source_tokens, store.n_target_tokens, sha256)
+
+
+def encode_pairs(pairs: list[RawPair], subwords: Subwords) -> Encoded:
+    rows = subwords.encode([text.decode() for pair in pairs for text in pair])
+    length_P2 = np.fromiter(map(len, rows), dtype=np.uint32, count=len(rows)).reshape(-1, 2)
+    ids = np.fromiter(itertools.chain.from_iterable(rows), id_type(len(subwords)), count=int(length_P2.sum()))
+    return Encoded(ids, length_P2[:, 0], length_P2[:, 1])
+
+
+def tagged_languages(corpora: Sequence[Corpus]) -> list[str]:
+    """The target languages, where there are several and a source must say which it wants."""
+    languages = [corpus.languages[1] for corpus in corpora]
+    languages += [corpus.languages[0] for corpus in corpora if corpus.both_ways]
+    return list(dict.fromkeys(languages)) if len(set(languages)) > 1 else []
+
+
+def n_processes_for(corpora: Sequence[Corpus]) -> int:
+    """All that we may use, unless there is too little to do."""
+    n_bytes = sum(path.stat().st_size * (4 if path.suffix in PACKED[1:] else 1) for c in corpora for path in c.files)
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(n_cores, 1 + n_bytes // WORTH_A_PROCESS)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[stage] = round(time.perf_counter() - start, 2)
+
+
+class Prepared:
+    """A folder that `prepare` wrote."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        path = self.folder / REPORT
+        try:
+            self.report = Report.from_json(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise DataError(f"{path} cannot be read ({error.strerror}): give a folder of transduce prepare") from None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise DataError(f"{path} is damaged or of another version: run transduce prepare again") from None
+        self.subwords = Subwords.load(self.folder / SUBWORDS)
+        self.train, self.valid = self._examples(TRAIN), self._examples(VALID)
+
+    def _examples(self, name: str) -> Examples:
+        store = Store(self.folder / name)
+        if store.subwords != self.subwords.sha256:
+            raise DataError(f"{store.path} was encoded by other subwords than {SUBWORDS}: run transduce prepare again")
+        return Examples(store, {language: self.subwords.tag(language) for language in self.languages})
+
+    @property
+    def languages(self) -> list[str]:
+        """The target languages, where a source must say which it wants."""
+        return self.report.tagged_languages
