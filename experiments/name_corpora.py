@@ -14,11 +14,17 @@ from typing import Any
 
 from transduce import DataConfig
 from transduce.data.cleaning import Tally, clean
-from transduce.data.corpora import BUNDLED, REGISTRY, read_lines, read_pairs
+from transduce.data.corpora import BUNDLED, BUNDLED_NAME, REGISTRY, read_lines, read_pairs
 
 N_BUNDLED = 40_000
 
 FACTS: dict[str, dict[str, Any]] = {
+    BUNDLED_NAME: {
+        "about": "short sentences, cleaned: a part of tatoeba-en-de that is in the package",
+        "languages": ["de", "en"],
+        "licence": "CC-BY 2.0, attribution: manythings.org/anki and tatoeba.org",
+        "from": "https://www.manythings.org/anki/deu-eng.zip",
+    },
     "multi30k": {
         "about": "captions of images",
         "languages": ["de", "en", "fr"],
@@ -90,8 +96,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", type=Path, required=True)
     root = parser.parse_args().data_root
-    bundle(root)
-    for facts in FACTS.values():
+    FACTS[BUNDLED_NAME]["lines"] = {"train": bundle(root)}
+    for name, facts in FACTS.items():
+        if name == BUNDLED_NAME:
+            continue
         facts["lines"], facts["sha256"] = {}, {}
         for split, file in facts["splits"].items():
             for language in facts["languages"]:
@@ -102,7 +110,7 @@ def main() -> None:
     REGISTRY.write_text(json.dumps(FACTS, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def bundle(root: Path) -> None:
+def bundle(root: Path) -> int:
     """Cleaned pairs whose English hashes least: a sentence comes with all its translations, and always the same do."""
     folder = root / "tatoeba-en-de"
     raw = read_pairs(folder / "all.de.xz", folder / "all.en.xz")
@@ -113,6 +121,7 @@ def bundle(root: Path) -> None:
     text = b"".join(b"\t".join(pairs[i]) + b"\n" for i in chosen)
     BUNDLED.write_bytes(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
     print(f"{BUNDLED.name}: {len(chosen):,} pairs, {BUNDLED.stat().st_size:,} bytes")
+    return len(chosen)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,8 @@ def test_every_setting_has_a_verdict() -> None:
     assert stated <= fields, "the paper's settings name fields that exist"
     assert {row.setting for row in paper.check_paper(base(), "base") if row.verdict == "not stated"} == {
         *("model.max_positions", "model.output_bias", "model.norm_eps", "model.pad_id", "model.bos_id", "model.eos_id"),
-        *("data.max_characters", "data.max_length_ratio", "data.min_letter_share", "train.seed"),
+        *("data.n_shapes", "data.valid_pairs", "data.max_characters", "data.max_length_ratio"),
+        *("data.min_letter_share", "train.seed"),
     }
 
 

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce import DataConfig
-from transduce.data.cleaning import CHUNK, Seen, clean, in_wrong_script, letter_share
+from transduce import DataConfig, DataError
+from transduce.data.cleaning import (
+    CHUNK,
+    Seen,
+    Tally,
+    clean,
+    in_wrong_script,
+    keep_all,
+    letter_share,
+    mostly_non_letters,
+    scripts_of,
+    share_of_other_scripts,
+)
 
 GOOD = [
     ("Das ist ein Haus.", "This is a house."),
@@ -46,11 +59,26 @@ def raw(pair: tuple[str, str] | tuple[bytes, bytes]) -> tuple[bytes, bytes]:
     return source, target
 
 
+def cleaned(
+    pairs: Iterable[tuple[bytes, bytes]], config: DataConfig, tally: Tally, n_processes: int = 1
+) -> list[tuple[str, str]]:
+    parts = clean(pairs, config, ("de", "en"), tally, n_processes=n_processes)
+    return [(source.decode(), target.decode()) for part in parts for source, target in part.pairs]
+
+
 def test_planted_pairs_are_dropped_and_counted_under_their_rule() -> None:
     pairs = [raw(pair) for pair in GOOD] + [raw(pair) for planted in PLANTED.values() for pair in planted]
-    dropped: Counter[str] = Counter()
-    assert list(clean(pairs, DataConfig(), "de", "en", dropped)) == GOOD
-    assert dropped == {name: len(planted) for name, planted in PLANTED.items()}
+    tally = Tally()
+    assert cleaned(pairs, DataConfig(), tally) == GOOD
+    assert tally.n_read == len(pairs)
+    assert tally.dropped == {name: len(planted) for name, planted in PLANTED.items()}
+    line = len(GOOD) + 1
+    for name, planted in PLANTED.items():  # the first of each is shown, with its line
+        source, target = raw(planted[0])
+        assert tally.examples[name].line == line
+        assert tally.examples[name].source == source[:200].decode(errors="backslashreplace")
+        assert tally.examples[name].target == target[:200].decode(errors="backslashreplace")
+        line += len(planted)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +109,7 @@ def test_marks_count_as_letters() -> None:
 
 def test_settings_reach_the_rules() -> None:
     def kept(pair: tuple[str, str], config: DataConfig) -> bool:
-        return bool(list(clean([raw(pair)], config, "de", "en", Counter())))
+        return bool(cleaned([raw(pair)], config, Tally()))
 
     assert not kept(("Guten Tag", "Good day"), DataConfig(max_characters=8))
     assert kept(("Guten Tag", "Good day"), DataConfig(max_characters=9))
@@ -92,11 +120,56 @@ def test_settings_reach_the_rules() -> None:
 
 def test_duplicates_are_found_across_chunks_and_the_first_is_kept() -> None:
     pairs = [(f"Wort {i % (CHUNK + 7)}", f"word {i % (CHUNK + 7)}") for i in range(3 * CHUNK)]
-    dropped: Counter[str] = Counter()
-    found = list(clean(map(raw, pairs), DataConfig(min_letter_share=0.0), "de", "en", dropped))
+    tally = Tally()
+    found = cleaned(map(raw, pairs), DataConfig(min_letter_share=0.0), tally)
     assert found == list(dict.fromkeys(pairs))
-    assert dropped == {"duplicate pair": len(pairs) - len(found)}
+    assert tally.dropped == {"duplicate pair": len(pairs) - len(found)}
+    assert tally.examples["duplicate pair"] == (CHUNK + 8, "Wort 0", "word 0")
     assert len(found) < len(pairs)
+
+
+def test_two_processes_clean_as_one_does() -> None:
+    rng = random.Random(0)
+
+    def text() -> bytes:
+        return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz äöü 0123456789.,;%*", k=rng.randrange(40))).encode()
+
+    pairs = [(text(), text()) for _ in range(2 * CHUNK + 5)]
+    pairs += pairs[:100]
+    one, two = Tally(), Tally()
+    assert cleaned(pairs, DataConfig(), one) == cleaned(pairs, DataConfig(), two, n_processes=2)
+    assert one == two
+    assert len(one.dropped) >= 4
+
+
+def test_pairs_that_another_corpus_had_are_duplicates() -> None:
+    seen, tally = Seen(), Tally()
+    for _ in range(2):
+        list(clean([raw(GOOD[0])], DataConfig(), ("de", "en"), tally, seen))
+    assert (tally.n_read, tally.dropped) == (2, {"duplicate pair": 1})
+
+
+@settings(max_examples=300)
+@given(st.text(min_size=1) | st.text("abcXYZ äß1 .-я", min_size=1), st.floats(0, 0.99))
+def test_shortcuts_for_plain_text_agree_with_the_rules(text: str, share: float) -> None:
+    text = text.encode(errors="ignore").decode() or "."
+    assert mostly_non_letters(text, share) == (letter_share(text) < share)
+    for language in ("de", "ru", "sr", "ja", "xx"):
+        wanted = scripts_of(language)
+        assert in_wrong_script(text, language) == (bool(wanted) and share_of_other_scripts(text, wanted) > 0.5)
+
+
+def test_keeping_all_keeps_all_but_what_is_no_line_of_text() -> None:
+    files = Path("a.de"), Path("a.en")
+    pairs = [raw(pair) for name, planted in PLANTED.items() for pair in planted if name != "not valid UTF-8"]
+    pairs = [pair for pair in pairs if b"\n" not in pair[0]]
+    tally = Tally()
+    assert [pair for part in keep_all(pairs, files, tally) for pair in part.pairs] == pairs
+    assert (tally.n_read, tally.dropped) == (len(pairs), {})
+    with pytest.raises(DataError, match=re.escape("a.en, line 3, byte 2: not valid UTF-8: mend it")):
+        list(keep_all([*pairs[:2], (b"gut", b"g\xff")], files, tally))
+    with pytest.raises(DataError, match=re.escape("a.de, line 1: a line break inside a sentence")):
+        list(keep_all([(b"zwei\nZeilen", b"two")], files, tally))
 
 
 @given(st.lists(st.lists(st.integers(0, 50) | st.integers(2**64 - 50, 2**64 - 1), max_size=30), max_size=20))
@@ -107,13 +180,13 @@ def test_seen_is_a_set(chunks: list[list[int]]) -> None:
         for number in chunk:
             expected.append(number not in known)
             known.add(number)
-        assert seen.add(chunk) == expected
+        assert seen.add(np.array(chunk, dtype=np.uint64)).tolist() == expected
     assert sorted(int(n) for run in seen.runs for n in run) == sorted(known)
 
 
 def test_seen_keeps_few_runs() -> None:
     seen, rng = Seen(), random.Random(0)
     for _ in range(300):
-        seen.add([rng.getrandbits(64) for _ in range(100)])
+        seen.add(np.array([rng.getrandbits(64) for _ in range(100)], dtype=np.uint64))
     assert len(seen.runs) <= 16
     assert sum(map(len, seen.runs)) == 30_000

@@ -18,13 +18,14 @@ PACKAGE = ROOT / "src" / "transduce"
 
 # Each may import what stands before its own line.
 ORDER = [
-    {"errors"},
+    {"errors", "folders"},
     {"config"},
     {"data", "reference", "ops", "decoding"},
     {"model"},
     {"checkpoint"},
     {"training"},
     {"paper"},
+    {"show"},
     {"cli"},
     {"__main__"},
 ]

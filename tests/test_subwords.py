@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+import sentencepiece
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce import ConfigError, DataError, ModelFolderError
@@ -32,6 +35,35 @@ def test_every_string_round_trips(subwords: Subwords, lines: list[str]) -> None:
     rows = subwords.encode(lines)
     assert subwords.decode(rows) == lines
     assert not any(i < 4 for row in rows for i in row), "no text is special, and none is unknown"
+
+
+@settings(max_examples=500)
+@given(st.lists(TEXT | st.text(" thegardns."), max_size=5))
+def test_words_one_by_one_give_what_sentencepiece_gives(subwords: Subwords, lines: list[str]) -> None:
+    assert subwords._is_by_words
+    assert subwords.encode(lines) == subwords.encode_slowly(lines)
+
+
+def test_the_memory_for_words_is_bounded(subwords: Subwords, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subword, "MOST_WORDS", 5)
+    lines = [f"word{i} word{i % 3} {'x' * subword.LONGEST_WORD}x" for i in range(40)]
+    assert subwords.encode(lines) == subwords.encode_slowly(lines)
+    assert 0 < len(subwords._words) <= 5
+    assert all(len(word) <= subword.LONGEST_WORD for word in subwords._words)
+
+
+def test_a_vocabulary_with_pieces_over_spaces_is_encoded_line_by_line() -> None:
+    """As one of somebody else's may be; ours never is."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["in the house"] * 9), model_writer=model, vocab_size=290, model_type="bpe",
+        byte_fallback=True, split_by_whitespace=False, normalization_rule_name="identity",
+        remove_extra_whitespaces=False, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    subwords = Subwords(model.getvalue())
+    assert not subwords._is_by_words
+    assert subwords.encode(["in the house"]) == subwords.encode_slowly(["in the house"])
+    assert len(subwords.encode(["in the house"])[0]) == 1
 
 
 @pytest.mark.parametrize(
@@ -139,3 +171,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path, subwords: Subwords) -> None:
         Subwords.load(tmp_path / "broken")
     with pytest.raises(ModelFolderError, match=r"nowhere cannot be read \(No such file"):
         Subwords.load(tmp_path / "nowhere")
+
+
+def test_subwords_travel_to_other_processes(subwords: Subwords) -> None:
+    again = pickle.loads(pickle.dumps(subwords))
+    assert again.model == subwords.model
+    assert again.sha256 == subwords.sha256 != Subwords.train(LINES, vocab_size=300).sha256

@@ -9,20 +9,15 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
-from rich import box
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from typer.core import TyperCommand
 
 from transduce import __version__
 from transduce.config import PRESETS, RunConfig, override
 from transduce.errors import ConfigError, TransduceError
-
-if TYPE_CHECKING:
-    from transduce.paper import Row
 
 app = typer.Typer(
     help="The Transformer of “Attention Is All You Need” as real software.",
@@ -33,6 +28,8 @@ app = typer.Typer(
 
 # Typer carries click under one name or another; its own exception is a child of what we are after.
 USAGE_ERRORS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+INTERRUPTED = 130
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Change one setting. Repeatable.")
@@ -68,6 +65,7 @@ def check_paper_command(
       transduce check-paper --config base --set train.adam_beta2=0.997
     """
     from transduce.paper import check_paper, count_parameters, parameter_counts
+    from transduce.show import console_for_stdout, paper_table
 
     if against not in (None, "base", "big"):
         raise ConfigError(f"--against is {against!r}, must be base or big: the paper has no other")
@@ -92,9 +90,9 @@ def check_paper_command(
         parameters = [{"size": size, "paper": stated, "ours": ours} for size, stated, ours in counts]
         print(json.dumps({"checks": checks, "parameters": parameters}, indent=2))
     else:
-        console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+        console = console_for_stdout()
         for name, (size, rows) in tables.items():
-            console.print(_paper_table(escape(f"{name} beside the paper's {size}"), rows))
+            console.print(paper_table(escape(f"{name} beside the paper's {size}"), rows))
         for of, stated, ours in counts:
             beside = "" if stated is None else f"; the paper prints {stated / 1e6:.0f} M"
             console.print(escape(f"parameters of {of}: {ours:,} ({ours / 1e6:.1f} M){beside}"))
@@ -105,25 +103,129 @@ def check_paper_command(
         raise typer.Exit(1)
 
 
-def _paper_table(title: str, rows: list[Row]) -> Table:
-    table = Table("section", title=title, title_justify="left", box=box.SIMPLE)
-    table.add_column("setting", min_width=max(len(row.setting) for row in rows if ":" not in row.setting))
-    for name in ("paper", "ours", "verdict"):
-        table.add_column(name)
-    colours = {"same": "green", "differs": "bold red", "not stated": "dim"}
-    for row in rows:
-        colour = colours[row.verdict]
-        cells = (row.section, row.setting, _show(row.paper), _show(row.ours), f"[{colour}]{row.verdict}[/]")
-        table.add_row(*cells)
-    return table
+class _ThreeValues(TyperCommand):
+    """Typer knows no option that takes three values and may come again; click does."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        for parameter in self.params:
+            if parameter.name in ("pairs", "valid_pairs"):
+                parameter.nargs = 3
 
 
-def _show(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return "none" if value is None else str(value)
+def _as_given(value: Any) -> Any:
+    return value
+
+
+THREE = {"parser": _as_given, "metavar": "LANGUAGES SOURCE TARGET"}
+
+
+@app.command("prepare", cls=_ThreeValues)
+def prepare_command(
+    files: Annotated[
+        list[str] | None, typer.Argument(help="Two files of lines, one .tsv or .jsonl file, or the name of a corpus.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; with --stats alone, one to look at.")] = None,
+    languages: Annotated[
+        str | None, typer.Option(metavar="SOURCE-TARGET", help="Such as de-en. From file suffixes when not given.")
+    ] = None,
+    pairs: Annotated[
+        list[Any] | None, typer.Option("--pair", help="More files, such as: de-en A.txt B.txt. Repeatable.", **THREE)
+    ] = None,
+    valid: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="SOURCE TARGET", help="Validation files. Held out of the text when not given."),
+    ] = None,
+    valid_pairs: Annotated[
+        list[Any] | None, typer.Option("--valid-pair", help="Validation files of one direction. Repeatable.", **THREE)
+    ] = None,
+    both_ways: Annotated[bool, typer.Option("--both-ways", help="Use every pair in both directions.")] = False,
+    columns: Annotated[
+        str, typer.Option(metavar="N,M", help="Columns of source and target in a .tsv file, counted from 1.")
+    ] = "1,2",
+    fields: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Fields in a .jsonl file. The language codes when not given.")
+    ] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(envvar="TRANSDUCE_DATA", help="Where the files of named corpora are.")
+    ] = None,
+    list_names: Annotated[bool, typer.Option("--list", help="List the corpora that have names, and exit.")] = False,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=1, help="Subword entries. From the size of the corpus when not given.")
+    ] = None,
+    keep_all: Annotated[bool, typer.Option("--keep-all", help="Do not clean: keep every pair as it is.")] = False,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Working processes. As many as there are cores when not given.")
+    ] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Show lengths, batches and padding too.")] = False,
+    settings: Settings = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Turn text files into a folder to train from: read, clean, hold out, learn subwords, encode.
+
+    Examples:
+
+      transduce prepare train.de train.en --out prepared
+
+      transduce prepare train.de.gz train.en.gz --valid dev.de dev.en --out prepared --stats
+
+      transduce prepare pairs.tsv --languages de-en --columns 2,1 --out prepared
+
+      transduce prepare --pair de-en a.de a.en --pair fr-en b.fr b.en --both-ways --out prepared
+
+      transduce prepare tatoeba-40k --out prepared        (comes with the package)
+    """
+    from transduce.data import corpora
+    from transduce.data.prepare import Prepared, prepare
+    from transduce.data.stats import measure
+    from transduce.show import console_for_stdout, progress_on_stderr, show_corpora, show_report, show_stats
+
+    console = console_for_stdout()
+    if list_names:
+        show_corpora(console, corpora.registry(), data_root)
+        return
+    for setting in settings or []:
+        if not setting.strip().startswith("data."):
+            raise ConfigError(f"--set {setting} means nothing to prepare, only the section data does: leave it out")
+    config = override(RunConfig(), settings or [])
+    if out is None:
+        raise ConfigError("no folder to write: add --out DIR")
+    if files or pairs:
+        train, valid_corpora = corpora.choose(
+            files=files or [],
+            pairs=pairs or [],
+            valid=valid,
+            valid_pairs=valid_pairs or [],
+            languages=None if languages is None else corpora.parse_languages(languages),
+            columns=corpora.parse_columns(columns),
+            fields=None if fields is None else corpora.parse_fields(fields),
+            both_ways=both_ways,
+            data_root=data_root,
+        )
+        with progress_on_stderr(quiet) as progress:
+            report = prepare(
+                train,
+                out,
+                config.data,
+                valid=valid_corpora,
+                vocab_size=vocab_size,
+                with_cleaning=not keep_all,
+                n_processes=processes,
+                progress=progress,
+            )
+    elif stats:
+        report = Prepared(out).report
+    else:
+        raise ConfigError("nothing to prepare: give two files, or the name of a corpus (see --list)")
+    measured = measure(Prepared(out), config.data, config.train.seed) if stats else None
+    if as_json:
+        found = asdict(report) | ({"stats": asdict(measured)} if measured else {})
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    show_report(console, report, out)
+    if measured:
+        show_stats(console, measured)
 
 
 def read_config(name: str) -> RunConfig:
@@ -140,14 +242,15 @@ def read_config(name: str) -> RunConfig:
 
 def main() -> None:
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # typer's answer to Ctrl-C, and every shell's
+            print("transduce: interrupted", file=sys.stderr)
+        sys.exit(code)
     except TransduceError as error:
         message = str(error)
     except USAGE_ERRORS as error:
         if not error.format_message():  # no command was given, and help has been shown
             sys.exit(2)
         message = f"{error.format_message()} Try --help."
-    except typer.Abort:
-        message = "interrupted"
     print(f"transduce: {message}", file=sys.stderr)
     sys.exit(2)

@@ -159,10 +159,18 @@ class Chunk(NamedTuple):
 
 
 def clean(
-    pairs: Iterable[RawPair], config: DataConfig, languages: tuple[str, str], tally: Tally, n_processes: int = 1
+    pairs: Iterable[RawPair],
+    config: DataConfig,
+    languages: tuple[str, str],
+    tally: Tally,
+    seen: Seen | None = None,
+    n_processes: int = 1,
 ) -> Iterator[Kept]:
-    """The pairs that no rule drops, in their order. `tally` is brought up to date with each part."""
-    seen = Seen()
+    """The pairs that no rule drops, in their order. `tally` is brought up to date with each part.
+
+    `seen` knows the pairs of corpora that came before, and learns these.
+    """
+    seen = Seen() if seen is None else seen
     work = partial(apply_rules, config=config, languages=languages)
     for kept, lines, found in ordered_map(work, chunks(pairs), n_processes):
         tally.add(found)
@@ -232,7 +240,7 @@ def hash_of_pair(hash_P2: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class Seen:
-    """A set of 64-bit numbers in 8 bytes each, where Python's own takes some 60.
+    """The pairs there were, by hash: a set of 64-bit numbers in 8 bytes each, where Python's own takes some 60.
 
     Sorted runs, each at least twice as long as the next: few to search, and each number is copied seldom.
     """

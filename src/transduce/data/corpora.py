@@ -9,8 +9,8 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -94,9 +94,59 @@ def parse_languages(text: str) -> tuple[str, str]:
     return source, target
 
 
+def parse_columns(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"\s*([1-9]\d{0,5})\s*,\s*([1-9]\d{0,5})\s*", text)
+    if match is None:
+        raise ConfigError(f"columns are {text!r}, must be two numbers counted from 1: for example 1,2")
+    return int(match[1]), int(match[2])
+
+
+def parse_fields(text: str) -> tuple[str, str]:
+    source, comma, target = text.partition(",")
+    if not (comma and source and target):
+        raise ConfigError(f"fields are {text!r}, must be two names with a comma between: for example de,en")
+    return source, target
+
+
+def choose(
+    files: Sequence[str],
+    pairs: Sequence[tuple[str, str, str]],
+    valid: tuple[str, str] | None,
+    valid_pairs: Sequence[tuple[str, str, str]],
+    *,
+    languages: tuple[str, str] | None,
+    columns: tuple[int, int],
+    fields: tuple[str, str] | None,
+    both_ways: bool,
+    data_root: Path | None,
+) -> tuple[list[Corpus], list[Corpus]]:
+    """The corpora to train on and those to validate on, from what was written on a command line."""
+    how = {"columns": columns, "fields": fields, "both_ways": both_ways}
+    train, validation = list[Corpus](), list[Corpus]()
+    if len(files) == 1 and files[0] in names_of_corpora():
+        train += _only(named_corpus(files[0], "train", languages, data_root, both_ways=both_ways))
+        if valid is None and not valid_pairs:
+            validation += _only(named_corpus(files[0], "valid", languages, data_root, both_ways=both_ways))
+    elif files:
+        train.append(find_corpus(files, languages, **how))
+    for direction, *two in pairs:
+        train.append(find_corpus(two, parse_languages(direction), **how))
+    if valid is not None:
+        validation.append(find_corpus(valid, languages, both_ways=both_ways))
+    for direction, *two in valid_pairs:
+        validation.append(find_corpus(two, parse_languages(direction), both_ways=both_ways))
+    return fold(train), fold(validation)
+
+
+def _only(corpus: Corpus | None) -> list[Corpus]:
+    return [] if corpus is None else [corpus]
+
+
 def find_corpus(files: Sequence[str], languages: tuple[str, str] | None, **how: Any) -> Corpus:
     """Two files of lines, or one of TSV or JSONL."""
     paths = tuple(Path(file) for file in files)
+    if len(paths) > 2:
+        raise DataError(f"{len(paths)} files are given, must be source and target: use --pair for more pairs of files")
     for path in paths:
         if not path.is_file():
             names = f", or a name from {', '.join(names_of_corpora())}" if len(paths) == 1 else ""
@@ -110,6 +160,19 @@ def find_corpus(files: Sequence[str], languages: tuple[str, str] | None, **how: 
     return Corpus(" + ".join(path.name for path in paths), paths, languages, **how)
 
 
+def fold(corpora: Iterable[Corpus]) -> list[Corpus]:
+    """The same two files given once more the other way round are one corpus that is used both ways."""
+    folded: list[Corpus] = []
+    for corpus in corpora:
+        turned = corpus.files[::-1], corpus.languages[::-1]
+        same = [i for i, other in enumerate(folded) if (other.files, other.languages) == turned]
+        if len(corpus.files) == 2 and same:
+            folded[same[0]] = replace(folded[same[0]], both_ways=True)
+        else:
+            folded.append(corpus)
+    return folded
+
+
 def registry() -> dict[str, dict[str, Any]]:
     """What is known of corpora by name; written by experiments/name_corpora.py."""
     facts: dict[str, dict[str, Any]] = json.loads(REGISTRY.read_text(encoding="utf-8"))
@@ -118,7 +181,7 @@ def registry() -> dict[str, dict[str, Any]]:
 
 def names_of_corpora() -> list[str]:
     """Those with text to train on."""
-    return [BUNDLED_NAME, *(name for name, facts in registry().items() if "train" in facts["splits"])]
+    return [name for name, facts in registry().items() if "train" in facts["lines"]]
 
 
 def named_corpus(

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from transduce.config import DataConfig
 from transduce.data.batches import Examples
-from transduce.data.cleaning import CHUNK, Kept, Tally, clean, keep_all
+from transduce.data.cleaning import CHUNK, Kept, Seen, Tally, clean, keep_all
 from transduce.data.corpora import PACKED, Corpus, Digest, RawPair
 from transduce.data.parallel import ordered_map
 from transduce.data.store import Encoded, Store, StoredCorpus, StoreWriter, id_type
@@ -112,7 +112,7 @@ class Spool:
     digests: list[Digest] = field(default_factory=list)
     n_pairs: int = 0
 
-    def fill(self, kept: Iterator[Kept], progress: Callable[[int], None]) -> None:
+    def fill(self, kept: Iterator[Kept], progress: Progress) -> None:
         with ExitStack() as stack:
             source, target, hashes = (stack.enter_context((self.folder / name).open("xb")) for name in "sth")
             for pairs, hash_P2 in kept:
@@ -120,7 +120,7 @@ class Spool:
                 target.writelines(pair[1] + b"\n" for pair in pairs)
                 hashes.write(hash_P2.data)
                 self.n_pairs += len(pairs)
-                progress(self.tally.n_read)
+                progress(f"reading {self.corpus.name}", self.tally.n_read, None)
 
     def hash_N2(self) -> NDArray[np.uint64]:
         if self.n_pairs == 0:
@@ -174,13 +174,15 @@ def prepare(
     out = Path(out)
     if out.exists():
         raise DataError(f"{out} exists: choose another name, or remove it first")
+    _refuse_strange_directions(corpora, valid)
     n_processes = n_processes or n_processes_for([*corpora, *valid])
     seconds: dict[str, float] = {}
     with whole_folder(out) as folder, TemporaryDirectory(dir=folder) as scratch:
         with _timed(seconds, "read and clean"):
-            rules = config if with_cleaning else None
-            spools = [_spool(corpus, Path(scratch), rules, n_processes, progress) for corpus in corpora]
-            valid_spools = [_spool(corpus, Path(scratch), None, n_processes, progress) for corpus in valid]
+            everything = partial(_everything, n_processes=n_processes)
+            cleaned = partial(_cleaned, config=config, seen=Seen(), n_processes=n_processes)
+            spools = _fill(corpora, scratch, cleaned if with_cleaning else everything, progress)
+            valid_spools = _fill(valid, scratch, everything, progress)
             split = hold_out(spools, valid_spools, config.valid_pairs)
         if not split.n_train:
             raise DataError(_nothing_left(spools))
@@ -212,15 +214,22 @@ def prepare(
     return report
 
 
-def _spool(corpus: Corpus, scratch: Path, rules: DataConfig | None, n_processes: int, progress: Progress) -> Spool:
-    spool = Spool(corpus, Path(mkdtemp(dir=scratch)))
-    raw = corpus.read(spool.digests)
-    if rules is None:
-        kept = keep_all(raw, corpus.sides, spool.tally, n_processes)
-    else:
-        kept = clean(raw, rules, corpus.languages, spool.tally, n_processes)
-    spool.fill(kept, lambda done: progress(f"reading {corpus.name}", done, None))
-    return spool
+def _fill(
+    corpora: Sequence[Corpus], scratch: str, keep: Callable[[Spool], Iterator[Kept]], progress: Progress
+) -> list[Spool]:
+    spools = [Spool(corpus, Path(mkdtemp(dir=scratch))) for corpus in corpora]
+    for spool in spools:
+        spool.fill(keep(spool), progress)
+    return spools
+
+
+def _cleaned(spool: Spool, config: DataConfig, seen: Seen, n_processes: int) -> Iterator[Kept]:
+    raw = spool.corpus.read(spool.digests)
+    return clean(raw, config, spool.corpus.languages, spool.tally, seen, n_processes)
+
+
+def _everything(spool: Spool, n_processes: int) -> Iterator[Kept]:
+    return keep_all(spool.corpus.read(spool.digests), spool.corpus.sides, spool.tally, n_processes)
 
 
 @dataclass
@@ -337,11 +346,22 @@ def encode_pairs(pairs: list[RawPair], subwords: Subwords) -> Encoded:
     return Encoded(ids, length_P2[:, 0], length_P2[:, 1])
 
 
+def directions(corpora: Sequence[Corpus]) -> list[tuple[str, str]]:
+    return [c.languages for c in corpora] + [(c.languages[1], c.languages[0]) for c in corpora if c.both_ways]
+
+
 def tagged_languages(corpora: Sequence[Corpus]) -> list[str]:
     """The target languages, where there are several and a source must say which it wants."""
-    languages = [corpus.languages[1] for corpus in corpora]
-    languages += [corpus.languages[0] for corpus in corpora if corpus.both_ways]
-    return list(dict.fromkeys(languages)) if len(set(languages)) > 1 else []
+    languages = list(dict.fromkeys(target for _, target in directions(corpora)))
+    return languages if len(languages) > 1 else []
+
+
+def _refuse_strange_directions(corpora: Sequence[Corpus], valid: Sequence[Corpus]) -> None:
+    known = directions(corpora)
+    for source, target in directions(valid):
+        if (source, target) not in known:
+            names = ", ".join("-".join(direction) for direction in dict.fromkeys(known))
+            raise DataError(f"validation is {source}-{target}, training {names}: give pairs of a trained direction")
 
 
 def n_processes_for(corpora: Sequence[Corpus]) -> int:

@@ -111,7 +111,7 @@ class Subwords:
         return rows
 
     def _encode_word(self, word: str) -> list[int]:
-        # An empty word stands between two spaces: SentencePiece gives two space marks for one space, of which it is one.
+        # An empty word stands between two spaces. Of one space SentencePiece makes two marks, and it is one of them.
         ids: list[int] = self._processor.encode(word) if word else self._processor.encode(" ")[::2]
         if len(word) <= LONGEST_WORD:
             if len(self._words) >= MOST_WORDS:
