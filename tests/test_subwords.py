@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -117,27 +115,30 @@ def test_an_unknown_language_is_refused(subwords: Subwords) -> None:
         subwords.tag("d>e")
 
 
-def test_the_same_text_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_text_gives_the_same_bytes() -> None:
     assert Subwords.train(LINES, 300).model == Subwords.train(iter(LINES), 300).model
-    many = [f"{line} {i}" for i in range(100) for line in LINES]
-    whole = Subwords.train(many, 300).model
-    monkeypatch.setattr(subword, "MOST_LINES", 20)  # now a sample is drawn, and must be the same one
-    sampled = Subwords.train(many, 300).model
-    assert sampled != whole
-    assert sampled == Subwords.train(iter(many), 300).model
 
 
-def test_a_sample_is_drawn_fairly_and_always_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [str(i) for i in range(10_000)]
-    assert subword._sample(lines) == lines
-    monkeypatch.setattr(subword, "MOST_LINES", 1000)
-    sample = subword._sample(lines)
-    assert len(set(sample)) == 1000
-    assert sum(int(line) < 5000 for line in sample) == pytest.approx(500, abs=60)
-    code = "from transduce.data import subword; subword.MOST_LINES = 1000; "
-    code += "print(subword._sample(str(i) for i in range(10_000)))"
-    again = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert again.strip() == str(sample)
+def test_words_are_learnt_as_sentencepiece_learns_lines() -> None:
+    """Its own way, which holds every line in memory, is the slow twin."""
+    lines = [*LINES, "  spaces  between ", "tab\tin it", "a \u2581 mark"]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([line.replace("tab\tin", "") for line in map(subword._escape, lines)]),
+        model_writer=model, vocab_size=310, model_type="bpe", byte_fallback=True, normalization_rule_name="identity",
+        remove_extra_whitespaces=False, pad_id=0, bos_id=1, eos_id=2, unk_id=3, minloglevel=2,
+    )  # fmt: skip
+    theirs, ours = Subwords(model.getvalue()), Subwords.train(lines, 310)
+    assert ours.pieces(range(310)) == theirs.pieces(range(310))
+
+
+def test_rare_words_are_forgotten_before_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subword, "MOST_KINDS", 100)
+    lines = [f"always often{i % 10} rare{i}" for i in range(1000)]
+    counts = subword.count_words(lines)
+    assert len(counts) <= 100
+    assert counts["always"] == 1000
+    assert all(counts[f"often{i}"] > 50 for i in range(10))
 
 
 def test_saved_and_loaded_it_is_the_same(subwords: Subwords, tmp_path: Path) -> None:

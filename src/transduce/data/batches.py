@@ -21,8 +21,8 @@ from transduce.data.store import Store
 Ids = NDArray[np.int64]
 Item = TypeVar("Item")
 
-RELEASE_EVERY = 100
-"""After so many steps the store's pages are let go, so that resident memory stays flat."""
+RELEASE_EVERY = 2000
+"""After so many rows the store's pages are let go, so that resident memory stays flat: each row may touch 64 KiB."""
 
 
 class Batch(NamedTuple):
@@ -129,14 +129,17 @@ def steps(
     examples: Examples, layout: Layout, config: ModelConfig, first_step: int = 0, rank: int = 0, n_ranks: int = 1
 ) -> Iterator[list[Batch]]:
     """One rank's share of each optimiser step, epoch after epoch, for ever; from any step on without replay."""
-    epoch = layout.epoch(first_step // layout.n_steps)
+    epoch, n_rows = layout.epoch(first_step // layout.n_steps), 0
     for step in itertools.count(first_step):
         number, place = divmod(step, layout.n_steps)
         if place == 0 and step != first_step:
             epoch = layout.epoch(number)
-        yield [examples.batch(rows, shape, config) for rows, shape in epoch.step(place, rank, n_ranks)]
-        if step % RELEASE_EVERY == 0:
+        share = epoch.step(place, rank, n_ranks)
+        yield [examples.batch(rows, shape, config) for rows, shape in share]
+        n_rows += sum(len(micro.rows) for micro in share)
+        if n_rows > RELEASE_EVERY:
             examples.store.release()
+            n_rows = 0
 
 
 def prefetch(items: Iterable[Item], n_ahead: int = 4) -> Iterator[Item]:

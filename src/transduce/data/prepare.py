@@ -31,13 +31,15 @@ from transduce.data.cleaning import CHUNK, Kept, Seen, Tally, clean, keep_all
 from transduce.data.corpora import PACKED, Corpus, Digest, RawPair
 from transduce.data.parallel import ordered_map
 from transduce.data.store import Encoded, Store, StoredCorpus, StoreWriter, id_type
-from transduce.data.subword import MOST_LINES, Subwords, vocab_size_for
+from transduce.data.subword import Subwords, vocab_size_for
 from transduce.errors import DataError
 from transduce.folders import whole_folder
 
 FORMAT_VERSION = 1
 REPORT, SUBWORDS, TRAIN, VALID = "report.json", "subwords.model", "train.tokens", "valid.tokens"
 HASH_BLOCK = 1_000_000
+MOST_PAIRS = 1_000_000
+"""Subwords are learnt from so many, drawn with equal chance: more only take longer."""
 WORTH_A_PROCESS = 4_000_000
 """Bytes of text: less is done before another process has started."""
 
@@ -305,7 +307,7 @@ def _nothing_left(spools: Sequence[Spool]) -> str:
 def _sample_lines(spools: Sequence[Spool], is_train: Sequence[NDArray[np.bool_]]) -> Iterator[str]:
     """Both sides of the training pairs; of too many, those of pairs drawn with equal chance."""
     n_train = sum(int(chosen_N.sum()) for chosen_N in is_train)
-    share, rng = min(1.0, MOST_LINES / 2 / n_train), np.random.default_rng(1)
+    share, rng = min(1.0, MOST_PAIRS / n_train), np.random.default_rng(1)
     for spool, chosen_N in zip(spools, is_train, strict=True):
         if share < 1:
             chosen_N = chosen_N & (rng.random(len(chosen_N)) < share)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -23,11 +23,11 @@ ESCAPE, SPACE_MARK = "\ue000", "\u2581"
 ESCAPES = {ESCAPE: ESCAPE * 2, SPACE_MARK: ESCAPE + "\ue001"}
 UNESCAPES = {escaped: plain for plain, escaped in ESCAPES.items()}
 
-MOST_LINES = 2_000_000
-"""More lines are sampled down to so many, since training holds them all in memory."""
-LONGEST_LINE = 10_000
-"""Longer lines, in characters, take no part in training: they are no sentences, and a word of 65,536 would end the
-process. They are encoded like any other."""
+MOST_KINDS = 2_000_000
+"""When more words are known than this, in learning, the rarest are forgotten: memory is bounded."""
+LONGEST_TO_LEARN = 10_000
+"""Longer words, in characters, take no part in learning: they are no words, and one of 65,536 would end the process.
+They are encoded like any other."""
 LONGEST_WORD, MOST_WORDS = 30, 200_000
 """Of the words whose ids are remembered, some 40 MB."""
 N_SPECIAL = 4 + 256
@@ -61,18 +61,18 @@ class Subwords:
         smallest = N_SPECIAL + len(set(languages)) + 1
         if vocab_size < smallest:
             raise ConfigError(f"vocabulary size is {vocab_size}, this text needs at least {smallest}: raise it")
-        sample = _sample(map(_escape, lines))
-        if not sample:
+        counts = count_words(lines)
+        if not counts:
             raise DataError("there is no text to learn subwords from: give a file that is not empty")
         tags = [_tag(language) for language in dict.fromkeys(languages)]
         try:
-            return cls(_train(sample, vocab_size, tags, is_exact))
+            return cls(_train(counts, vocab_size, tags, is_exact))
         except RuntimeError as error:
             most, least = _bounds(str(error))
             if most is None and least is None:
                 raise
             if not is_exact and least is not None:  # a script of thousands of characters
-                return cls(_train(sample, least + vocab_size, tags, is_exact))
+                return cls(_train(counts, least + vocab_size, tags, is_exact))
             bound = f"allows at most {most}: lower it" if least is None else f"needs at least {least}: raise it"
             raise ConfigError(f"vocabulary size is {vocab_size}, this text {bound}") from None
 
@@ -153,18 +153,15 @@ def _tag(language: str) -> str:
     return f"<2{language}>"
 
 
-def _sample(lines: Iterable[str]) -> list[str]:
-    """All lines, or a sample in which each has the same chance; the same lines give the same sample."""
-    rng, sample, n_seen = random.Random(1), list[str](), 0
+def count_words(lines: Iterable[str]) -> Counter[str]:
+    """All that BPE learns from: it looks at each word once and minds how often it came."""
+    counts: Counter[str] = Counter()
     for line in lines:
-        if not line or len(line) > LONGEST_LINE:
-            continue
-        n_seen += 1
-        if len(sample) < MOST_LINES:
-            sample.append(line)
-        elif (place := rng.randrange(n_seen)) < MOST_LINES:
-            sample[place] = line
-    return sample
+        counts.update(line.split(" "))
+        if len(counts) > MOST_KINDS:
+            counts = Counter(dict(counts.most_common(MOST_KINDS // 2)))
+    # SentencePiece would read a tab, in the form below, as the end of the word. Tabs are spelt in bytes instead.
+    return Counter({w: n for w, n in counts.items() if w and "\t" not in w and len(w) <= LONGEST_TO_LEARN})
 
 
 def _escape(text: str) -> str:
@@ -184,10 +181,11 @@ def _unescape(text: str) -> str:
     return re.sub("|".join(UNESCAPES), lambda match: UNESCAPES[match[0]], text)
 
 
-def _train(sample: list[str], vocab_size: int, tags: list[str], is_exact: bool) -> bytes:
+def _train(counts: Counter[str], vocab_size: int, tags: list[str], is_exact: bool) -> bytes:
     ids, model = ModelConfig(), io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sample),
+        sentence_iterator=(f"{_escape(word)}\t{n}" for word, n in counts.items()),
+        input_format="tsv",
         model_writer=model,
         model_type="bpe",
         vocab_size=vocab_size,
@@ -200,7 +198,7 @@ def _train(sample: list[str], vocab_size: int, tags: list[str], is_exact: bool) 
         byte_fallback=True,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
-        max_sentence_length=4 * LONGEST_LINE,  # in bytes
+        max_sentence_length=8 * LONGEST_TO_LEARN,  # in bytes
         num_threads=2,  # part of the model's bytes, so the same on every machine
         minloglevel=2,
     )
