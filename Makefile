@@ -5,6 +5,9 @@ BIN := .venv/bin
 .PHONY: demo test test-slow check format clean
 
 demo: .venv/.package
+	@rm -rf .demo
+	@$(BIN)/transduce prepare tatoeba-40k --out .demo/prepared --stats
+	@echo
 	@$(BIN)/python -m experiments.copy_task
 	@echo
 	@echo 'Next: $(BIN)/python -m experiments.copy_task --task reverse   another task, another picture'

@@ -81,6 +81,24 @@ FACTS: dict[str, dict[str, Any]] = {
         "licence": "none stated",
         "from": "https://www.statmt.org/wmt13/test.tgz and https://www.statmt.org/wmt14/test-full.tgz",
     },
+    "wsj-sample": {
+        "about": "trees of the Wall Street Journal, the free sample of the Penn Treebank",
+        "files": "trees/nltk_wsj_sample.{kind}",
+        "licence": "non-commercial",
+        "from": "https://www.nltk.org/nltk_data/ (treebank)",
+    },
+    "craft": {
+        "about": "trees of biomedical articles",
+        "files": "trees/craft.{kind}",
+        "licence": "CC-BY 3.0",
+        "from": "https://github.com/UCDenver-ccp/CRAFT",
+    },
+    "gum": {
+        "about": "trees of many genres, by a parser over gold tags",
+        "files": "trees/gum.{kind}",
+        "licence": "CC-BY 4.0 annotations, some texts non-commercial",
+        "from": "https://github.com/amir-zeldes/gum",
+    },
     "hansards": {
         "about": "Canadian Hansards with gold word alignments (NAACL 2003)",
         "languages": ["en", "fr"],
@@ -101,12 +119,15 @@ def main() -> None:
         if name == BUNDLED_NAME:
             continue
         facts["lines"], facts["sha256"] = {}, {}
-        for split, file in facts["splits"].items():
-            for language in facts["languages"]:
-                path = facts["files"].format(split=file, language=language)
-                digest = hashlib.sha256()
-                facts["lines"][split] = sum(1 for _ in read_lines(root / f"{path}.xz", digest))
-                facts["sha256"][path] = digest.hexdigest()
+        files = [
+            (split, facts["files"].format(split=file, language=language))
+            for split, file in facts.get("splits", {}).items()
+            for language in facts["languages"]
+        ] or [("trees", facts["files"].format(kind=kind)) for kind in ("mrg", "doc")]
+        for split, path in files:
+            digest = hashlib.sha256()
+            facts["lines"][split] = sum(1 for _ in read_lines(root / f"{path}.xz", digest))
+            facts["sha256"][path] = digest.hexdigest()
     REGISTRY.write_text(json.dumps(FACTS, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -159,12 +159,13 @@ def test_readme_names_commands_that_exist() -> None:
 
 
 @pytest.mark.parametrize("block", re.findall(r"```\n(\$ transduce .*?)```", README, re.DOTALL))
-def test_readme_shows_what_commands_print(block: str) -> None:
+def test_readme_shows_what_commands_print(block: str, tmp_path: Path) -> None:
     command, *shown = block.splitlines()
     arguments = command.removeprefix("$ transduce").split()
-    done = subprocess.run([sys.executable, "-m", "transduce", *arguments], capture_output=True, text=True)
+    command_line = [sys.executable, "-m", "transduce", *arguments]
+    done = subprocess.run(command_line, capture_output=True, text=True, cwd=tmp_path)
     printed = [" ".join(line.split()) for line in (done.stdout + done.stderr).splitlines()]
-    for line in shown:
+    for line in filter(str.strip, shown):
         assert line.strip() == "..." or " ".join(line.split()) in printed, line
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from transduce import DataError, ModelConfig, make_batch
 from transduce.data import batches
-from transduce.data.batches import Batch, Examples, prefetch, steps
+from transduce.data import store as store_module
+from transduce.data.batches import Examples, StepBatches, prefetch, steps
 from transduce.data.plan import make_layout
 from transduce.data.store import Encoded, Store, StoredCorpus, StoreWriter, id_type
 
@@ -139,7 +140,8 @@ def test_batches_from_the_store_equal_batches_by_hand(
 
 
 def test_training_can_go_on_from_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "RELEASE_EVERY", 3)  # letting go of pages must not show either
+    monkeypatch.setattr(batches, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(store_module, "LARGE", 0)  # so that pages are let go, which must not show
     examples = Examples(write(tmp_path / "x.tokens", CORPORA), TAGS)
     layout = make_layout(*examples.lengths(), batch_tokens=60, n_shapes=5, seed=1)
     from_start = list(itertools.islice(steps(examples, layout, CONFIG), 3 * layout.n_steps))
@@ -148,14 +150,18 @@ def test_training_can_go_on_from_any_step(tmp_path: Path, monkeypatch: pytest.Mo
         assert_same_steps(list(again), from_start[first : first + 4])
     shares = [list(itertools.islice(steps(examples, layout, CONFIG, 5, rank, 3), 4)) for rank in range(3)]
     for together, whole in zip(zip(*shares, strict=True), from_start[5:9], strict=True):
-        n_tokens = sum(batch.n_target_tokens for share in together for batch in share)
-        assert n_tokens == sum(batch.n_target_tokens for batch in whole)
+        assert sorted(number for share in together for number in share.numbers) == whole.numbers
+        for share in together:
+            assert share.n_target_tokens == whole.n_target_tokens, "every rank knows the tokens of all"
+            for number, batch in zip(share.numbers, share.batches, strict=True):
+                np.testing.assert_array_equal(batch.source_BS, whole.batches[number].source_BS)
+    assert sum(batch.n_target_tokens for batch in from_start[5].batches) == from_start[5].n_target_tokens
 
 
-def assert_same_steps(ours: list[list[Batch]], expected: list[list[Batch]]) -> None:
-    assert [len(step) for step in ours] == [len(step) for step in expected]
+def assert_same_steps(ours: list[StepBatches], expected: list[StepBatches]) -> None:
+    assert [step.numbers for step in ours] == [step.numbers for step in expected]
     for step, other in zip(ours, expected, strict=True):
-        for batch, other_batch in zip(step, other, strict=True):
+        for batch, other_batch in zip(step.batches, other.batches, strict=True):
             for array, other_array in zip(batch, other_batch, strict=True):
                 np.testing.assert_array_equal(array, other_array)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce import DataError
-from transduce.data.trees import DEEPEST, ROOT, WORD, Tree, linearise, parse, read_trees, repair, strip
+from transduce.data.trees import DEEPEST, ROOT, WORD, Tree, linearise, parse, read_treebank, read_trees, repair, strip
 
 JOHN = "(S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .))"
 
@@ -124,3 +124,17 @@ def test_a_file_is_read_line_by_line(tmp_path: Path) -> None:
     assert next(trees).words() == ["x\u2028y\u00a0z w"]
     with pytest.raises(DataError, match=r"bank.mrg.xz, line 3: 1 brackets are never closed"):
         next(trees)
+
+
+def test_treebanks_with_names_come_with_their_documents(tmp_path: Path) -> None:
+    (tmp_path / "trees").mkdir()
+    (tmp_path / "trees" / "gum.mrg.xz").write_bytes(lzma.compress(f"{JOHN}\n{JOHN}\n".encode()))
+    (tmp_path / "trees" / "gum.doc").write_text("a\nb\n")
+    assert list(read_treebank("gum", tmp_path)) == [("a", parse(JOHN)), ("b", parse(JOHN))]
+    (tmp_path / "trees" / "gum.doc").write_text("a\n")
+    with pytest.raises(DataError, match="have not the same number of lines"):
+        list(read_treebank("gum", tmp_path))
+    with pytest.raises(DataError, match="'gam' is no treebank that has a name: choose from wsj-sample, craft, gum"):
+        list(read_treebank("gam", tmp_path))
+    with pytest.raises(DataError, match=r"craft\.mrg is missing, packed or not: get it from https"):
+        list(read_treebank("craft", tmp_path))

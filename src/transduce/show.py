@@ -159,9 +159,10 @@ def show_stats(console: Console, stats: Stats) -> None:
 
 def show_corpora(console: Console, registry: Mapping[str, Mapping[str, Any]], data_root: Path | None) -> None:
     for name, facts in registry.items():
-        n_pairs = facts["lines"].get("train")
-        pairs = "to test on" if n_pairs is None else f"{n_pairs:,} pairs"
-        console.print(f"[bold]{escape(name)}[/]  {' '.join(facts['languages'])}, {pairs}: {escape(facts['about'])}")
+        kinds = {"train": "pairs", "trees": "trees", "test": "pairs to test on"}
+        kind = next(kind for kind in kinds if kind in facts["lines"])
+        what = " ".join([*facts.get("languages", []), f"{facts['lines'][kind]:,}", kinds[kind]])
+        console.print(f"[bold]{escape(name)}[/]  {escape(what)}: {escape(facts['about'])}")
         console.print(escape(f"    licence: {facts['licence']}\n    from {facts['from']}"))
     where = "with --data-root they can be used by name" if data_root is None else f"read from {data_root} by name"
     console.print(escape(f"tatoeba-40k is in the package; the others, {where}; checksums are checked"))

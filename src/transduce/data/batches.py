@@ -21,8 +21,9 @@ from transduce.data.store import Store
 Ids = NDArray[np.int64]
 Item = TypeVar("Item")
 
-RELEASE_EVERY = 2000
-"""After so many rows the store's pages are let go, so that resident memory stays flat: each row may touch 64 KiB."""
+ROWS_AT_ONCE = 500
+"""After so many rows pages are let go, so that resident memory stays flat: each row touches four places of the store,
+and the system maps 64 KiB around each."""
 
 
 class Batch(NamedTuple):
@@ -85,35 +86,60 @@ class Examples:
             source_N, target_N = (target_N, source_N) if is_reversed else (source_N, target_N)
             sources.append(source_N.astype(np.int32) + 1 + self.n_tag)
             targets.append(target_N.astype(np.int32) + 1)
+        self.store.release()
         return np.concatenate(sources), np.concatenate(targets)
 
     def batch(self, rows: NDArray[Any], shape: tuple[int, int], config: ModelConfig) -> Batch:
         """The rows as a batch of so many source and target positions. Its slow twin is `make_batch`."""
-        part_B = np.searchsorted(self._first_row, rows, side="right") - 1
-        pair_B = rows - self._first_row[part_B] + self._first_pair[part_B]
-        is_reversed_B = self._is_reversed[part_B]
-        start_B = self.store.start_N[pair_B].astype(np.int64)
-        first_length_B = self.store.source_length_N[pair_B].astype(np.int64)
-        second_length_B = self.store.target_length_N[pair_B].astype(np.int64)
-        second_start_B = start_B + first_length_B
-        source_length_B = np.where(is_reversed_B, second_length_B, first_length_B)
-        target_length_B = np.where(is_reversed_B, first_length_B, second_length_B)
-        source_BS = self._gather(np.where(is_reversed_B, second_start_B, start_B), source_length_B, shape[0], config)
-        if self.n_tag:
-            source_BS = np.concatenate([self._tag[part_B][:, None], source_BS[:, :-1]], axis=1)
-        target_start_B = np.where(is_reversed_B, start_B, second_start_B)
-        target_out_BT = self._gather(target_start_B, target_length_B, shape[1], config)
-        n_target_tokens = int(target_length_B.sum()) + len(rows)
+        source_BS = np.full((len(rows), shape[0]), config.pad_id, dtype=np.int64)
+        target_out_BT = np.full((len(rows), shape[1]), config.pad_id, dtype=np.int64)
+        n_target_tokens = 0
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            some = slice(first, first + ROWS_AT_ONCE)
+            n_target_tokens += self._fill(rows[some], source_BS[some], target_out_BT[some], config.eos_id)
+            self.store.release()
         return Batch(source_BS, shift_right(target_out_BT, config), target_out_BT, n_target_tokens)
 
-    def _gather(self, start_B: Ids, length_B: Ids, width: int, config: ModelConfig) -> Ids:
-        """Each row's ids, the end mark, padding."""
-        place_W = np.arange(width)
+    def n_target_tokens(self, rows: NDArray[Any]) -> int:
+        """End marks counted."""
+        return int(self._places(rows).target_length_B.sum()) + len(rows)
+
+    def _fill(self, rows: NDArray[Any], source_BS: Ids, target_out_BT: Ids, eos_id: int) -> int:
+        """Writes the rows' ids and end marks over the padding. Returns the number of target tokens."""
+        places = self._places(rows)
+        if self.n_tag:
+            source_BS[:, 0] = self._tag[places.part_B]
+            source_BS = source_BS[:, 1:]
+        self._gather(places.source_start_B, places.source_length_B, source_BS, eos_id)
+        self._gather(places.target_start_B, places.target_length_B, target_out_BT, eos_id)
+        return int(places.target_length_B.sum()) + len(rows)
+
+    def _places(self, rows: NDArray[Any]) -> _Places:
+        part_B = np.searchsorted(self._first_row, rows, side="right") - 1
+        pair_B = rows - self._first_row[part_B] + self._first_pair[part_B]
+        start_B = self.store.start_N[pair_B].astype(np.int64)
+        length_B = self.store.source_length_N[pair_B].astype(np.int64)
+        other_length_B = self.store.target_length_N[pair_B].astype(np.int64)
+        forward = start_B, length_B, start_B + length_B, other_length_B
+        backward = forward[2:] + forward[:2]
+        is_reversed_B = self._is_reversed[part_B]
+        return _Places(part_B, *(np.where(is_reversed_B, b, f) for f, b in zip(forward, backward, strict=True)))
+
+    def _gather(self, start_B: Ids, length_B: Ids, ids_BW: Ids, eos_id: int) -> None:
+        place_W = np.arange(ids_BW.shape[1])
         is_id_BW = place_W < length_B[:, None]
-        ids_BW = np.full((len(start_B), width), config.pad_id, dtype=np.int64)
         ids_BW[is_id_BW] = self.store.ids[(start_B[:, None] + place_W)[is_id_BW]]
-        ids_BW[np.arange(len(start_B)), length_B] = config.eos_id
-        return ids_BW
+        ids_BW[np.arange(len(start_B)), length_B] = eos_id
+
+
+class _Places(NamedTuple):
+    """Of rows: which part of the examples each belongs to, and where its tokens lie in the store."""
+
+    part_B: Ids
+    source_start_B: Ids
+    source_length_B: Ids
+    target_start_B: Ids
+    target_length_B: Ids
 
 
 def shift_right(target_out_BT: Ids, config: ModelConfig) -> Ids:
@@ -125,21 +151,33 @@ def shift_right(target_out_BT: Ids, config: ModelConfig) -> Ids:
     return target_in_BT
 
 
+class StepBatches(NamedTuple):
+    """A rank's share of an optimiser step."""
+
+    numbers: list[int]
+    """Which of the step's micro-batches these are: the same whichever rank has them."""
+    batches: list[Batch]
+    n_target_tokens: int
+    """Of the whole step, over all ranks."""
+
+
 def steps(
     examples: Examples, layout: Layout, config: ModelConfig, first_step: int = 0, rank: int = 0, n_ranks: int = 1
-) -> Iterator[list[Batch]]:
-    """One rank's share of each optimiser step, epoch after epoch, for ever; from any step on without replay."""
-    epoch, n_rows = layout.epoch(first_step // layout.n_steps), 0
+) -> Iterator[StepBatches]:
+    """Epoch after epoch, for ever; from any step on, counted from 0, without replay."""
+    epoch = layout.epoch(first_step // layout.n_steps)
     for step in itertools.count(first_step):
         number, place = divmod(step, layout.n_steps)
         if place == 0 and step != first_step:
             epoch = layout.epoch(number)
-        share = epoch.step(place, rank, n_ranks)
-        yield [examples.batch(rows, shape, config) for rows, shape in share]
-        n_rows += sum(len(micro.rows) for micro in share)
-        if n_rows > RELEASE_EVERY:
-            examples.store.release()
-            n_rows = 0
+        everything = epoch.step(place)
+        numbers = list(range(rank, len(everything), n_ranks))
+        mine = [examples.batch(*everything[m], config) for m in numbers]
+        if n_ranks == 1:
+            n_target_tokens = sum(batch.n_target_tokens for batch in mine)
+        else:
+            n_target_tokens = sum(examples.n_target_tokens(micro.rows) for micro in everything)
+        yield StepBatches(numbers, mine, n_target_tokens)
 
 
 def prefetch(items: Iterable[Item], n_ahead: int = 4) -> Iterator[Item]:

@@ -194,7 +194,9 @@ def named_corpus(
         languages = languages or ("de", "en")
         columns = (1, 2) if languages == ("de", "en") else (2, 1)
         return Corpus(name, (BUNDLED,), languages, columns=columns, **how) if split == "train" else None
-    facts = registry()[name]
+    facts = registry().get(name)
+    if facts is None or "languages" not in facts:
+        raise DataError(f"{name!r} is no corpus that has a name: choose from {', '.join(names_of_corpora())}")
     languages = languages or tuple(facts["languages"][:2])
     if not set(languages) <= set(facts["languages"]):
         raise DataError(f"{name} has {', '.join(facts['languages'])}, not {'-'.join(languages)}: choose two of them")
@@ -204,12 +206,12 @@ def named_corpus(
         where = f"get it from {facts['from']}, and say where it is by --data-root or {DATA_ROOT}"
         raise DataError(f"{name} is not in the package: {where}")
     wanted = [facts["files"].format(split=facts["splits"][split], language=language) for language in languages]
-    files = tuple(_packed_or_not(data_root / path, facts["from"]) for path in wanted)
+    files = tuple(find_packed(data_root / path, facts["from"]) for path in wanted)
     sha256 = tuple(facts["sha256"][path] for path in wanted)
     return Corpus(name, files, languages, sha256=sha256, wanted_from=facts["from"], **how)
 
 
-def _packed_or_not(path: Path, wanted_from: str) -> Path:
+def find_packed(path: Path, wanted_from: str) -> Path:
     for suffix in PACKED:
         if (found := path.with_name(path.name + suffix)).is_file():
             return found

@@ -77,7 +77,7 @@ class Epoch:
     order_of_steps: NDArray[np.int64]
 
     def step(self, step: int, rank: int = 0, n_ranks: int = 1) -> list[MicroBatch]:
-        """The share of one rank: every n-th micro-batch, so that together they have each once. It may be empty."""
+        """The share of a rank: every n-th micro-batch, so that together they have each once. It may be empty."""
         layout = self.layout
         first, last = layout.steps[self.order_of_steps[step]]
         share = []

@@ -32,6 +32,8 @@ FORMAT_VERSION = 1
 MAGIC = b"TOKENS\r\n"  # which a transfer in text mode would change
 START, LENGTH = np.dtype("<u8"), np.dtype("<u4")
 BLOCK = 1 << 20
+LARGE = 1 << 28
+"""A smaller store may be resident as a whole: letting go of pages and taking them up again costs time."""
 
 
 class Encoded(NamedTuple):
@@ -157,8 +159,8 @@ class Store:
         return self.ids[start:middle], self.ids[middle : middle + int(self.target_length_N[pair])]
 
     def release(self) -> None:
-        """Forgets the pages that were read: they stay in the system's cache, and no longer count as ours."""
-        if hasattr(mmap, "MADV_DONTNEED"):
+        """Lets go of the pages that were read, where they are many. They stay in the system's cache."""
+        if len(self._data) > LARGE and hasattr(mmap, "MADV_DONTNEED"):
             self._data.madvise(mmap.MADV_DONTNEED)
 
     def verify(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transduce.data.corpora import read_lines
+from transduce.data.corpora import find_packed, read_lines, registry
 from transduce.errors import DataError
 
 ROOT = "TOP"
@@ -152,3 +152,17 @@ def read_trees(path: str | Path) -> Iterator[Tree]:
             raise DataError(f"{path}, line {number}: is not valid UTF-8: mend the line") from None
         except DataError as error:
             raise DataError(f"{path}, line {number}: {error}") from None
+
+
+def read_treebank(name: str, data_root: Path) -> Iterator[tuple[str, Tree]]:
+    """A treebank that we know: each tree with the document it is from, by which one splits, and not by the line."""
+    facts = {known: facts for known, facts in registry().items() if "trees" in facts["lines"]}.get(name)
+    if facts is None:
+        known = ", ".join(known for known, facts in registry().items() if "trees" in facts["lines"])
+        raise DataError(f"{name!r} is no treebank that has a name: choose from {known}")
+    trees, documents = (find_packed(data_root / facts["files"].format(kind=k), facts["from"]) for k in ("mrg", "doc"))
+    try:
+        for document, tree in zip(read_lines(documents), read_trees(trees), strict=True):
+            yield document.decode(), tree
+    except ValueError:
+        raise DataError(f"{documents} and {trees} have not the same number of lines: copy them again") from None
