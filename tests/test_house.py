@@ -18,8 +18,8 @@ PACKAGE = ROOT / "src" / "transduce"
 
 # Each may import what stands before its own line.
 ORDER = [
-    {"errors", "folders"},
-    {"config"},
+    {"errors"},
+    {"config", "folders"},
     {"data", "reference", "ops", "decoding"},
     {"model"},
     {"checkpoint"},

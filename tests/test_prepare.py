@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import lzma
 import os
@@ -14,8 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from transduce import DataConfig, DataError, ModelConfig
+from transduce.data.cleaning import chunks
 from transduce.data.corpora import (
     BUNDLED_NAME,
     DATA_ROOT,
@@ -28,7 +32,10 @@ from transduce.data.corpora import (
     registry,
 )
 from transduce.data.prepare import Prepared, held_out_share, prepare
+from transduce.data.store import StoreWriter
 from transduce.data.subword import vocab_size_for
+from transduce.folders import whole_folder
+from transduce.show import show_report
 
 WORDS = ["Haus", "Baum", "Hund", "Katze", "Wasser", "Feuer", "Himmel", "Erde", "Berg", "Tal", "Stadt", "Land", "Brot"]
 
@@ -284,6 +291,14 @@ CASES: list[tuple[str, list[str], str]] = [
     ("vocabulary", ["a.de", "a.en", "--vocab-size", "50000"], "vocabulary size is 50000, this text allows at most"),
     ("setting", ["a.de", "a.en", "--set", "train.seed=2"], "--set train.seed=2 means nothing to prepare"),
     ("bound", ["a.de", "a.en", "--set", "data.n_shapes=0"], "data.n_shapes is 0, must be at least 1"),
+    ("two tables", ["a.tsv", "b.tsv", "--languages", "de-en"], "a.tsv holds source and target: give it alone"),
+    ("packed", ["a.de", "a.en.bz2"], "a.en.bz2 is packed in a way that is not read here: unpack it"),
+    ("odd code", ["a.de", "a.en", "--languages", "d>e-en"], "languages are 'd>e-en', must be two codes"),
+    ("idle columns", ["a.de", "a.en", "--columns", "2,1"], "--columns is for a .tsv file, and there is none"),
+    ("idle fields", ["a.de", "a.en", "--fields", "a,b"], "--fields is for a .jsonl file, and there is none"),
+    ("idle languages", ["--pair", "de-en", "a.de", "a.en", "--languages", "de-en"], "--languages is for files without"),
+    ("a place that is a file", ["a.de", "a.en", "--out", "a.de/x"], "a.de/x cannot be written (File exists)"),
+    ("validated on itself", ["a.de", "a.en", "--valid", "a.de", "a.en"], "all share a side with validation"),
     ("valid direction", ["a.de", "a.en", "--valid", "a.en", "a.de"], "validation is en-de, training de-en: give pairs"),
     ("one of a pair", ["--pair", "de-en"], "Option '--pair' requires 3 arguments"),
     ("not prepared", ["--stats"], "report.json cannot be read (No such file or directory): give a folder of transduce"),
@@ -302,6 +317,8 @@ def bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "a.jsonl").write_text('{"src": "ein Haus", "tgt": "a house"}\n' * 20)
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("text\n")
+    for name in ("b.tsv", "a.en.bz2"):
+        (tmp_path / name).write_text("ein Haus\ta house\n")
     for name in ("empty.de", "empty.en"):
         (tmp_path / name).write_text("")
     (tmp_path / "a.de2").write_bytes((tmp_path / "a.de").read_bytes())
@@ -318,6 +335,88 @@ def test_bad_input_is_one_line_and_leaves_nothing(bad_files: Path, arguments: li
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
     assert sorted(path.name for path in bad_files.iterdir()) == before
+
+
+def test_a_disk_that_is_full_is_told_and_leaves_nothing(bad_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(StoreWriter, "add", full)
+    with pytest.raises(DataError, match=r"out cannot be written \(No space left on device\): make room there"):
+        prepare([find_corpus(["a.de", "a.en"], None)], "out", DataConfig())
+    assert not [path for path in bad_files.iterdir() if "out" in path.name]
+
+
+def test_a_damaged_store_is_refused(bad_files: Path) -> None:
+    prepare([find_corpus(["a.de", "a.en"], None)], "out", DataConfig())
+    data = bytearray((bad_files / "out" / "train.tokens").read_bytes())
+    data[5] ^= 1
+    (bad_files / "out" / "train.tokens").write_bytes(data)
+    with pytest.raises(DataError, match=r"train\.tokens is damaged .*: run transduce prepare again"):
+        Prepared("out")
+
+
+def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    dead, other = tmp_path / ".out.abc.unfinished", tmp_path / ".out.fr.abc.unfinished"
+    dead.mkdir()
+    other.mkdir()
+
+    def both() -> None:
+        with whole_folder(tmp_path / "out") as first:
+            (first / "x").touch()
+            with whole_folder(tmp_path / "out") as second:
+                (second / "y").touch()
+                assert first.exists(), "its owner lives"
+            assert not dead.exists()
+            assert other.exists(), "it belongs to another folder"
+
+    with pytest.raises(DataError, match="was written by another process meanwhile"):
+        both()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["y"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "out"]
+
+
+def test_blanks_around_a_sentence_do_not_make_it_another(tmp_path: Path) -> None:
+    pairs = sentences(2000)
+    corpus = find_corpus(write_pairs(tmp_path, "a", [*pairs, *((s + " ", t) for s, t in pairs)]), None)
+    report = prepare([corpus], tmp_path / "out", DataConfig())
+    assert report.corpora[0].dropped["duplicate pair"] >= 2000
+
+
+def test_the_same_text_in_another_language_is_another_pair(tmp_path: Path) -> None:
+    pairs = sentences(200)
+    corpora = [find_corpus(write_pairs(tmp_path, "a", pairs, languages), None) for languages in ("de-en", "de-nl")]
+    report = prepare(corpora, tmp_path / "out", DataConfig(valid_pairs=0))
+    assert report.corpora[0].n_kept == report.corpora[1].n_kept > 190
+
+
+def test_fields_inside_fields_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+    lines = [json.dumps({"translation": {"de": s, "en": t}}).encode() for s, t in sentences(100)]
+    lines.append(b'{"translation": {"de": "caf\xe9", "en": "coffee"}}')
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    fields = "translation.de, translation.en"
+    done = run(
+        "prepare", tmp_path / "a.jsonl", "--languages", "de-en", "--fields", fields, "--out", tmp_path / "o", "--json"
+    )
+    assert json.loads(done.stdout)["corpora"][0]["dropped"]["not valid UTF-8"] == 1
+
+
+def test_memory_does_not_follow_the_length_of_lines() -> None:
+    long = [(b"x" * 100_000, b"y" * 100_000)] * 200
+    assert max(len(chunk.pairs) for chunk in chunks(long)) < 60
+    assert [chunk.first_line for chunk in chunks(long)][:2] == [1, 1 + len(next(chunks(long)).pairs)]
+    assert sum(len(chunk.pairs) for chunk in chunks(long)) == 200
+
+
+def test_counts_can_be_read_on_a_narrow_terminal(tmp_path: Path) -> None:
+    pairs = [*sentences(300), ("Berlin ist eine sehr schöne Stadt in Deutschland",) * 2]
+    report = prepare([find_corpus(write_pairs(tmp_path, "a", pairs), None)], tmp_path / "out", DataConfig())
+    console = Console(width=80, file=io.StringIO(), highlight=False)
+    show_report(console, report, tmp_path / "out")
+    assert isinstance(console.file, io.StringIO)
+    printed = " ".join(console.file.getvalue().split())
+    assert "dropped: source equals target 1 0.33%" in printed
+    assert f"kept to train on {report.train.n_pairs}" in printed
 
 
 def test_nothing_is_overwritten(bad_files: Path) -> None:

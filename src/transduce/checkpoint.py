@@ -1,19 +1,36 @@
-"""The model folder: one folder that holds all a model is. Nothing in it is a pickle.
+"""What is written of a model. No file that we load is a pickle.
 
-config.json          format_version and the RunConfig
-weights.safetensors  the weights, unpacked, under the paper's names; tied ones once
+The model folder holds all a model is:
+
+    config.json          format_version, the RunConfig, languages, the longest lengths it was trained on
+    weights.safetensors  the weights, unpacked, under the paper's names; tied ones once
+    subwords.model       where it was trained on text
+
+A checkpoint holds all that training goes on from:
+
+    weights.safetensors  as above
+    optimiser.safetensors
+    state.json
+    manifest.json        size and SHA-256 of the others: a checkpoint without it, or that differs, is none
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from transduce.config import RunConfig
+from transduce.data.subword import Subwords
 from transduce.errors import ConfigError, ModelFolderError
 from transduce.folders import whole_folder
 from transduce.model import Transformer
@@ -21,9 +38,29 @@ from transduce.model import Transformer
 FORMAT_VERSION = 1
 CONFIG = "config.json"
 WEIGHTS = "weights.safetensors"
+SUBWORDS = "subwords.model"
+OPTIMISER, STATE, MANIFEST = "optimiser.safetensors", "state.json", "manifest.json"
 
 
-def save_model(folder: str | Path, model: Transformer, config: RunConfig) -> None:
+@dataclass(frozen=True)
+class Origin:
+    """What a model was trained on, as far as its use depends on it."""
+
+    directions: tuple[tuple[str, str], ...] = ()
+    tagged_languages: tuple[str, ...] = ()
+    """The target languages, where a source must say which it wants."""
+    longest_source: int | None = None
+    longest_target: int | None = None
+    """In tokens, end marks counted."""
+
+
+def save_model(
+    folder: str | Path,
+    model: Transformer,
+    config: RunConfig,
+    subwords: Subwords | None = None,
+    origin: Origin | None = None,
+) -> None:
     """Whole or not at all. Overwrites nothing."""
     assert model.config == config.model, "the folder would describe another model"
     folder = Path(folder)
@@ -31,8 +68,12 @@ def save_model(folder: str | Path, model: Transformer, config: RunConfig) -> Non
         raise ModelFolderError(f"{folder} exists: choose another name or remove it first")
     with whole_folder(folder) as unfinished:
         description = {"format_version": FORMAT_VERSION, "config": json.loads(config.to_json())}
+        if origin is not None:
+            description["origin"] = asdict(origin)
         (unfinished / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-        save_file({name: W.contiguous() for name, W in model.weights().items()}, unfinished / WEIGHTS)
+        save_file(_contiguous(model.weights()), unfinished / WEIGHTS)
+        if subwords is not None:
+            subwords.save(unfinished / SUBWORDS)
 
 
 def load_config(folder: str | Path) -> RunConfig:
@@ -52,6 +93,25 @@ def load_config(folder: str | Path) -> RunConfig:
         raise ModelFolderError(f"{path}: {error}") from None
 
 
+def load_origin(folder: str | Path) -> Origin:
+    """Empty for a model that was not trained on text."""
+    load_config(folder)  # which refuses what is no model folder
+    values = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8")).get("origin")
+    try:
+        return (
+            Origin()
+            if values is None
+            else Origin(
+                directions=tuple((source, target) for source, target in values["directions"]),
+                tagged_languages=tuple(values["tagged_languages"]),
+                longest_source=values["longest_source"],
+                longest_target=values["longest_target"],
+            )
+        )
+    except (TypeError, ValueError, KeyError):
+        raise ModelFolderError(f"{folder}: its origin is damaged: copy the folder again") from None
+
+
 def load_model(folder: str | Path, device: str | torch.device = "cpu") -> tuple[Transformer, RunConfig]:
     """The model, in float32 and in evaluation mode, and its configuration."""
     config = load_config(folder)
@@ -65,3 +125,72 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu") -> tuple[
     model = Transformer(config.model)
     model.load_weights(weights)
     return model.to(device).eval(), config
+
+
+def save_checkpoint(
+    folder: Path, weights: Mapping[str, Tensor], optimiser: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> None:
+    """Whole or not at all; what stands there under the same name was not whole, or it would have been gone on from."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    with whole_folder(folder) as unfinished:
+        save_file(_contiguous(weights), unfinished / WEIGHTS)
+        if optimiser:
+            save_file(_contiguous(optimiser), unfinished / OPTIMISER)
+        (unfinished / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        manifest = {path.name: _describe(path) for path in sorted(unfinished.iterdir())}
+        (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """Weights, optimiser and state, as they were saved. Refuses one that is not whole."""
+    if (fault := fault_of(folder)) is not None:
+        raise ModelFolderError(f"{folder} is damaged ({fault}): remove it to go on from the one before")
+    state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    optimiser = load_file(folder / OPTIMISER) if (folder / OPTIMISER).exists() else {}
+    return load_file(folder / WEIGHTS), optimiser, state
+
+
+def fault_of(folder: Path) -> str | None:
+    """What is wrong with a checkpoint; None if nothing is."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        for name, description in manifest.items():
+            if _describe(folder / name) != description:
+                return f"{name} is not what was written"
+    except OSError as error:
+        return f"{Path(error.filename).name} cannot be read"
+    except (ValueError, AttributeError, RecursionError):
+        return f"{MANIFEST} cannot be read"
+    return None if {WEIGHTS, STATE} <= manifest.keys() else f"{MANIFEST} lacks something"
+
+
+def checkpoints(parent: Path) -> list[Path]:
+    """By step, the newest first, whole or not."""
+    found = [path for path in parent.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def average(folders: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of their weights, summed in float64 so that the order does not matter to the last digit of float32."""
+    mean: dict[str, Tensor] = {}
+    for folder in folders:
+        for name, W in load_checkpoint(folder)[0].items():
+            mean[name] = mean.get(name, torch.zeros((), dtype=torch.float64)) + W.double() / len(folders)
+    return {name: W.float() for name, W in mean.items()}
+
+
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: W.detach().cpu().contiguous() for name, W in tensors.items()}
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}

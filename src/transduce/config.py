@@ -58,7 +58,7 @@ class _Section:
 
     def _positive(self, *names: str) -> None:
         for name in names:
-            if not 0 < (value := getattr(self, name)) < float("inf"):
+            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"{self.section}.{name} is {value}, must be above 0 and finite: raise it")
 
 
@@ -153,7 +153,8 @@ class DataConfig(_Section):
     max_characters: int = 1000
     """Cleaning drops a pair with a longer side."""
     max_length_ratio: float = 3.0
-    """Cleaning drops a pair with one side more than so many times as long as the other, in bytes, and 20 more."""
+    """Cleaning drops a pair with one side more than so many times as long as the other and 20 more, in characters and
+    in bytes."""
     min_letter_share: float = 0.5
     """Cleaning drops a pair with a side of fewer letters, as a share of what is not white space."""
 
@@ -172,20 +173,33 @@ class TrainConfig(_Section):
 
     max_steps: int = 100_000
     warmup_steps: int = 4000
+    rate_factor: float = 1.0
+    """Multiplies equation 3. Not in the paper: a short run wants both few steps of warm-up and a rate that is not high,
+    which the equation alone cannot give."""
     adam_beta1: float = 0.9
     adam_beta2: float = 0.98
     adam_eps: float = 1e-9
     label_smoothing: float = 0.1
+    clip_norm: float | None = None
+    """Gradients of a larger norm are shortened to it. The paper does not clip."""
     checkpoint_minutes: float = 10.0
+    checkpoint_steps: int | None = None
+    """Steps from one checkpoint, with its validation, to the next. None: measured before the first step, so that they
+    take `checkpoint_minutes`, or a twentieth of the run where that is less."""
     average_last: int = 5
     """How many of the last checkpoints are averaged into the final model."""
+    patience: int | None = None
+    """Training ends when so many checkpoints in a row have not lowered the validation loss. None: it does not."""
+    max_bad_steps: int = 10
+    """Training ends when so many steps in a row gave a loss or gradient that is no number."""
     seed: int = 1
 
     def _check(self) -> None:
-        self._at_least(1, "max_steps", "warmup_steps", "average_last")
+        self._at_least(1, "max_steps", "warmup_steps", "checkpoint_steps", "average_last", "patience", "max_bad_steps")
         self._at_least(0, "seed")
+        self._at_most(2**62, "seed")
         self._probability("adam_beta1", "adam_beta2", "label_smoothing")
-        self._positive("adam_eps", "checkpoint_minutes")
+        self._positive("adam_eps", "checkpoint_minutes", "clip_norm", "rate_factor")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +16,18 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from transduce.errors import ConfigError
+
 if TYPE_CHECKING:
     from transduce.data.prepare import CorpusReport, Report
     from transduce.data.prepare import Progress as Told
     from transduce.data.stats import Stats
     from transduce.paper import Row
+    from transduce.training.loop import Tell
 
 LONGEST_EXAMPLE = 30
 LONGEST_BAR = 20
+SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager
@@ -79,7 +85,7 @@ def _show(value: object) -> str:
 
 def show_report(console: Console, report: Report, out: Path) -> None:
     for corpus in report.corpora:
-        console.print(_dropped_table(corpus))
+        console.print(_dropped_table(corpus, console.width))
     for corpus in report.valid_corpora:
         what = f"{corpus.n_read:,} pairs of {corpus.name}, {_direction(corpus)}, as they are"
         console.print(escape(f"validation: {what}"))
@@ -101,20 +107,23 @@ def show_report(console: Console, report: Report, out: Path) -> None:
     console.print(escape(f"written to {out} in {sum(report.seconds.values()):.1f} s ({seconds})"))
 
 
-def _dropped_table(corpus: CorpusReport) -> Table:
+def _dropped_table(corpus: CorpusReport, width: int) -> Table:
     title = escape(f"{corpus.name}, {_direction(corpus)}: {corpus.n_read:,} pairs read")
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
     table.add_column("", no_wrap=True)
     table.add_column("pairs", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("the first of them", overflow="ellipsis", no_wrap=True, ratio=1)
+    table.add_column("the first", no_wrap=True)
     rows = [(f"dropped: {rule}", n, _example(corpus.examples[rule])) for rule, n in corpus.dropped.items()]
     rows.append(("dropped: a side is in validation", corpus.n_shared, ""))
     rows.append(("held out for validation", corpus.n_held_out, ""))
     rows.append(("[bold]kept to train on", corpus.n_kept, ""))
+    # Where there is too little room, Rich would take it from the counts, which are what one looks for.
+    room = width - max(len(name) for name, _, _ in rows) - len(f"{corpus.n_read:,}") - 20
     for name, n, example in rows:
         if n:
-            table.add_row(name, f"{n:,}", f"{n / corpus.n_read:.2%}", example)
+            brief = example if len(example) <= room else example[: max(room - 1, 0)] + "…" * (room > 0)
+            table.add_row(name, f"{n:,}", f"{n / corpus.n_read:.2%}", escape(brief))
     return table
 
 
@@ -125,7 +134,7 @@ def _direction(corpus: CorpusReport) -> str:
 def _example(example: list[Any]) -> str:
     line, *sides = example
     source, target = (_brief(side) for side in sides)
-    return escape(f"line {line:,}: {source} | {target}")
+    return f"line {line:,}: {source} | {target}"
 
 
 def _brief(text: str) -> str:
@@ -157,7 +166,7 @@ def show_stats(console: Console, stats: Stats) -> None:
     )
 
 
-def show_corpora(console: Console, registry: Mapping[str, Mapping[str, Any]], data_root: Path | None) -> None:
+def show_corpora(console: Console, registry: Mapping[str, Mapping[str, Any]], data_root: str | None) -> None:
     for name, facts in registry.items():
         kinds = {"train": "pairs", "trees": "trees", "test": "pairs to test on"}
         kind = next(kind for kind in kinds if kind in facts["lines"])
@@ -172,3 +181,158 @@ def console_for_stdout() -> Console:
     """Where nobody looks at a terminal, lines are as long as they want to be."""
     is_terminal = sys.stdout.isatty()
     return Console(highlight=False, soft_wrap=not is_terminal, width=None if is_terminal else 140)
+
+
+@contextmanager
+def show_training(out: Path, quiet: bool, tensorboard: bool) -> Iterator[tuple[Tell, Told]]:
+    """How a run goes, on stderr: a live line on a terminal, plain lines elsewhere; and its end on stdout."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    display = TrainingDisplay(console, out, quiet, tensorboard)
+    with display.live:
+        yield display.tell, display.told
+    display.close()
+
+
+class TrainingDisplay:
+    def __init__(self, console: Console, out: Path, quiet: bool, tensorboard: bool) -> None:
+        self.console, self.out, self.quiet = console, out, quiet
+        self.is_live = console.is_terminal and not quiet
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
+        self.live = Progress(
+            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not self.is_live
+        )
+        self.task: Any = None
+        self.stage, self.max_steps, self.said = "", 0, 0.0
+        self.writer: Any = None
+        if tensorboard:
+            self.writer = _tensorboard_writer(out)
+
+    def told(self, stage: str, done: int, total: int | None) -> None:
+        """Of preparing the data."""
+        if stage != self.stage:
+            self.stage = stage
+            if not self.quiet and not self.is_live:
+                print(stage, file=sys.stderr, flush=True)
+            self._next_bar(stage, total)
+        if self.task is not None:
+            self.live.update(self.task, completed=done, total=total, count=f"{done:,} pairs" if done else "")
+
+    def tell(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if self.writer is not None:
+            _to_tensorboard(self.writer, event)
+        if self.quiet and kind not in ("out of memory", "bad step", "damaged"):
+            return
+        handler = {"forecast": self._forecast, "step": self._step}.get(kind)
+        if handler is not None:
+            handler(event)
+        elif line := describe_event(event):
+            self.console.print(escape(line))
+
+    def _forecast(self, event: dict[str, Any]) -> None:
+        self.max_steps = event["steps"]
+        where = f"{event['device']}, {event['dtype']}, {event['n_threads']} threads"
+        self.console.print(escape(
+            f"{event['size']}: {event['parameters'] / 1e6:.1f} M parameters; "
+            f"{event['steps']:,} steps of {event['batch_tokens']:,} tokens, {event['epochs']:,} epochs; "
+            f"about {_time(event['seconds'])} at {event['tokens_per_second']:,.0f} target tokens/s, "
+            f"{_bytes(event['memory_bytes'])} ({where}{', compiled' if event['compile'] else ''})"
+        ))  # fmt: skip
+
+    def _step(self, event: dict[str, Any]) -> None:
+        line = (
+            f"loss {event['loss']:.3f}  norm {event['gradient_norm']:.2f}  rate {event['learning_rate']:.1e}  "
+            f"{event['tokens_per_second']:,.0f} tokens/s  {_bytes(event['memory_bytes'])}"
+        )
+        self.max_steps = event["max_steps"]
+        if self.is_live:
+            if self.stage != "training":
+                self.stage = "training"
+                self._next_bar("training", self.max_steps)
+            step = event["step"]
+            self.live.update(self.task, completed=step, description=line, count=f"step {step:,} of {self.max_steps:,}")
+        elif time.monotonic() - self.said > SECONDS_BETWEEN_LINES:
+            self.said = time.monotonic()
+            left = _time((self.max_steps - event["step"]) * event["seconds_per_step"])
+            print(f"step {event['step']:,} of {self.max_steps:,}  {line}  {left} left", file=sys.stderr, flush=True)
+
+    def _next_bar(self, name: str, total: int | None) -> None:
+        if not self.is_live:
+            return
+        if self.task is not None:
+            self.live.remove_task(self.task)
+        self.task = self.live.add_task(escape(name), total=total, count="")
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def describe_event(event: dict[str, Any]) -> str:
+    """One line for people, or none."""
+    step = f"step {event['step']:,}"
+    kind = event["event"]
+    if kind == "valid":
+        best = ", the best so far" if event["is_best"] else ""
+        return f"{step}: validation perplexity {event['perplexity']:.2f}, token accuracy {event['accuracy']:.1%}{best}"
+    if kind == "resumed":
+        return f"going on from {step}"
+    if kind == "damaged":
+        return f"the checkpoint of {step} is damaged ({event['fault']}): going on from the one before"
+    if kind == "out of memory":
+        return (
+            f"{step}: out of memory; a pass holds {event['micro_limit']:,} positions from now on, batches stay the same"
+        )
+    if kind == "bad step":
+        return f"{step}: loss or gradient is no number; the step was not taken, its pairs are in bad-batches/"
+    return ""
+
+
+def show_result(console: Console, out: Path, result: Mapping[str, Any], events: list[dict[str, Any]]) -> None:
+    """How perplexity fell, and what came of it."""
+    curve = [(event["step"], event["perplexity"]) for event in events if event["event"] == "valid"]
+    if curve:
+        table = Table("step", title="validation perplexity", title_justify="left", title_style="bold", box=box.SIMPLE)
+        table.add_column("", justify="right")
+        table.add_column("")
+        most = math.log(max(perplexity for _, perplexity in curve))
+        for step, perplexity in curve:
+            table.add_row(
+                f"{step:,}", f"{perplexity:,.2f}", "█" * round(LONGEST_BAR * 2 * math.log(perplexity) / max(most, 1e-9))
+            )
+        console.print(table)
+    taken = result["candidates"][result["taken"]]
+    n = len(taken["steps"])
+    what = f"average of {n} checkpoints" if n > 1 else "one checkpoint"
+    score = (
+        ""
+        if taken["perplexity"] is None
+        else f": perplexity {taken['perplexity']:.2f}, token accuracy {taken['accuracy']:.1%}"
+    )
+    console.print(escape(f"{out / 'model'}, the {what} ({result['taken']}){score}"))
+    console.print(f"{result['steps']:,} steps, {result['target_tokens']:,} target tokens, {_time(result['seconds'])}")
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _bytes(n: int) -> str:
+    return f"{n / 2**30:.1f} GiB" if n >= 2**30 else f"{n / 2**20:.0f} MiB"
+
+
+def _tensorboard_writer(out: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ConfigError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
+    return SummaryWriter(str(out / "tensorboard"))
+
+
+def _to_tensorboard(writer: Any, event: dict[str, Any]) -> None:
+    if event["event"] in ("step", "valid"):
+        for name, value in event.items():
+            if isinstance(value, float):
+                writer.add_scalar(f"{'train' if event['event'] == 'step' else 'valid'}/{name}", value, event["step"])

@@ -100,6 +100,14 @@ class Examples:
             self.store.release()
         return Batch(source_BS, shift_right(target_out_BT, config), target_out_BT, n_target_tokens)
 
+    def pair(self, row: int) -> tuple[Ids, Ids]:
+        """The ids of a row's source and target, without tag and end marks."""
+        places = self._places(np.array([row]))
+        (source_start,), (target_start,) = places.source_start_B, places.target_start_B
+        (source_length,), (target_length,) = places.source_length_B, places.target_length_B
+        ids = self.store.ids
+        return ids[source_start : source_start + source_length], ids[target_start : target_start + target_length]
+
     def n_target_tokens(self, rows: NDArray[Any]) -> int:
         """End marks counted."""
         return int(self._places(rows).target_length_B.sum()) + len(rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 import string
 import unicodedata
@@ -27,7 +26,7 @@ Pair = tuple[str, str]
 
 INVALID = "not valid UTF-8"
 DUPLICATE = "duplicate pair"
-CHUNK = 10_000
+CHUNK, CHUNK_BYTES = 10_000, 8_000_000
 ASCII_LETTERS = string.ascii_letters.encode()
 
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ufffd]")  # all but the tab; and the mark of lost text
@@ -72,9 +71,11 @@ def rules(config: DataConfig, source_language: str, target_language: str) -> dic
 
 
 def unlike_in_length(pair: Pair, max_length_ratio: float) -> bool:
-    """In bytes, which lie nearer to each other than characters between Chinese and English, say."""
-    shorter, longer = sorted(len(text.encode()) for text in pair)
-    return longer > max_length_ratio * shorter + 20  # 20: "Yes." and "Yes, I will come." are a fine pair
+    """In characters and in bytes: Chinese has few characters for much, Tamil many bytes for little."""
+    for shorter, longer in (sorted(map(len, pair)), sorted(len(text.encode()) for text in pair)):
+        if longer <= max_length_ratio * shorter + 20:  # 20: "Yes." and "Yes, I will come." are a fine pair
+            return False
+    return True
 
 
 def mostly_non_letters(text: str, min_letter_share: float) -> bool:
@@ -174,7 +175,7 @@ def clean(
     work = partial(apply_rules, config=config, languages=languages)
     for kept, lines, found in ordered_map(work, chunks(pairs), n_processes):
         tally.add(found)
-        new = seen.add(hash_of_pair(kept.hash_P2))
+        new = seen.add(hash_of_pair(kept.hash_P2, languages))
         for place in np.flatnonzero(~new):
             tally.drop(DUPLICATE, lines[place], kept.pairs[place])
         yield Kept([pair for pair, is_new in zip(kept.pairs, new, strict=True) if is_new], kept.hash_P2[new])
@@ -215,28 +216,40 @@ def refuse_what_is_no_text(chunk: Chunk, files: tuple[Path, Path]) -> Kept:
                 text.decode()
             except UnicodeDecodeError as error:
                 where = f"{file}, line {line}, byte {error.start + 1}"
-                raise DataError(f"{where}: not valid UTF-8: mend it, or let cleaning drop the line") from None
+                raise DataError(f"{where}: not valid UTF-8: mend it; cleaning drops such lines of training") from None
             if b"\n" in text:  # JSON can spell one
                 where = f"{file}, line {line}"
-                raise DataError(f"{where}: a line break inside a sentence: mend it, or let cleaning drop it")
+                raise DataError(
+                    f"{where}: a line break inside a sentence: mend it; cleaning drops such pairs of training"
+                )
     return Kept(chunk.pairs, hash_sides(chunk.pairs))
 
 
 def chunks(pairs: Iterable[RawPair]) -> Iterator[Chunk]:
-    pairs, first_line = iter(pairs), 1
-    while part := list(itertools.islice(pairs, CHUNK)):
+    """Of so many pairs, or fewer where they are long: memory must not follow the length of lines."""
+    part, n_bytes, first_line = list[RawPair](), 0, 1
+    for pair in pairs:
+        part.append(pair)
+        n_bytes += len(pair[0]) + len(pair[1])
+        if len(part) == CHUNK or n_bytes > CHUNK_BYTES:
+            yield Chunk(first_line, part)
+            first_line += len(part)
+            part, n_bytes = [], 0
+    if part:
         yield Chunk(first_line, part)
-        first_line += len(part)
 
 
 def hash_sides(pairs: list[RawPair]) -> NDArray[np.uint64]:
-    digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for pair in pairs for text in pair)
+    """Blanks around a sentence do not make it another."""
+    digests = b"".join(hashlib.blake2b(text.strip(), digest_size=8).digest() for pair in pairs for text in pair)
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64).reshape(-1, 2)
 
 
-def hash_of_pair(hash_P2: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """One number for both sides. The odd factor keeps (a, b) from (b, a)."""
-    return hash_P2[:, 0] * np.uint64(0x9E3779B97F4A7C15) + hash_P2[:, 1]
+def hash_of_pair(hash_P2: NDArray[np.uint64], languages: tuple[str, str]) -> NDArray[np.uint64]:
+    """One number for both sides and what they are. The odd factor keeps (a, b) from (b, a)."""
+    direction = hashlib.blake2b("-".join(languages).encode(), digest_size=8).digest()
+    mixed = hash_P2[:, 0] * np.uint64(0x9E3779B97F4A7C15) + hash_P2[:, 1]
+    return mixed ^ np.uint64(int.from_bytes(direction, "little"))
 
 
 class Seen:

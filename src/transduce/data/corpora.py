@@ -23,6 +23,8 @@ REGISTRY = Path(__file__).parent / "bundled" / "corpora.json"
 BUNDLED = Path(__file__).parent / "bundled" / "tatoeba-40k.tsv.xz"
 BUNDLED_NAME = "tatoeba-40k"
 PACKED = ("", ".xz", ".gz")
+BOTH_SIDES = ("tsv", "jsonl")
+"""Suffixes of files that hold source and target."""
 DATA_ROOT = "TRANSDUCE_DATA"
 
 
@@ -87,11 +89,14 @@ def languages_of(files: Sequence[Path]) -> tuple[str, str]:
 
 
 def parse_languages(text: str) -> tuple[str, str]:
-    """de-en; pt_BR-en."""
-    source, dash, target = text.partition("-")
-    if not (dash and source and target) or "-" in target or source == target:
-        raise ConfigError(f"languages are {text!r}, must be two codes with a dash between: for example de-en")
-    return source, target
+    """de-en; pt-BR-en, where a region is in capitals."""
+    code = r"[A-Za-z]{2,8}(?:[-_](?:[A-Z]{2}|[A-Z][a-z]{3}|[0-9]{3}))?"
+    match = re.fullmatch(f"({code})-({code})", text)
+    if match is None or match[1] == match[2]:
+        raise ConfigError(
+            f"languages are {text!r}, must be two codes with a dash between: for example de-en or pt-BR-en"
+        )
+    return match[1], match[2]
 
 
 def parse_columns(text: str) -> tuple[int, int]:
@@ -102,7 +107,7 @@ def parse_columns(text: str) -> tuple[int, int]:
 
 
 def parse_fields(text: str) -> tuple[str, str]:
-    source, comma, target = text.partition(",")
+    source, comma, target = (part.strip() for part in text.partition(","))
     if not (comma and source and target):
         raise ConfigError(f"fields are {text!r}, must be two names with a comma between: for example de,en")
     return source, target
@@ -114,27 +119,37 @@ def choose(
     valid: tuple[str, str] | None,
     valid_pairs: Sequence[tuple[str, str, str]],
     *,
-    languages: tuple[str, str] | None,
-    columns: tuple[int, int],
-    fields: tuple[str, str] | None,
+    languages: str | None,
+    columns: str,
+    fields: str | None,
     both_ways: bool,
-    data_root: Path | None,
+    data_root: str | None,
 ) -> tuple[list[Corpus], list[Corpus]]:
     """The corpora to train on and those to validate on, from what was written on a command line."""
-    how = {"columns": columns, "fields": fields, "both_ways": both_ways}
+    how: dict[str, Any] = {"columns": parse_columns(columns), "both_ways": both_ways}
+    how["fields"] = None if fields is None else parse_fields(fields)
+    codes = None if languages is None else parse_languages(languages)
+    root = None if data_root is None else Path(data_root)
     train, validation = list[Corpus](), list[Corpus]()
     if len(files) == 1 and files[0] in names_of_corpora():
-        train += _only(named_corpus(files[0], "train", languages, data_root, both_ways=both_ways))
+        train += _only(named_corpus(files[0], "train", codes, root, both_ways=both_ways))
         if valid is None and not valid_pairs:
-            validation += _only(named_corpus(files[0], "valid", languages, data_root, both_ways=both_ways))
+            validation += _only(named_corpus(files[0], "valid", codes, root, both_ways=both_ways))
     elif files:
-        train.append(find_corpus(files, languages, **how))
+        train.append(find_corpus(files, codes, **how))
     for direction, *two in pairs:
         train.append(find_corpus(two, parse_languages(direction), **how))
     if valid is not None:
-        validation.append(find_corpus(valid, languages, both_ways=both_ways))
+        validation.append(find_corpus(valid, codes, **how))
     for direction, *two in valid_pairs:
-        validation.append(find_corpus(two, parse_languages(direction), both_ways=both_ways))
+        validation.append(find_corpus(two, parse_languages(direction), **how))
+    every = [*train, *validation]
+    if columns != "1,2" and not any(kind(path).lower() == "tsv" for corpus in every for path in corpus.files):
+        raise ConfigError("--columns is for a .tsv file, and there is none: leave it out")
+    if fields is not None and not any(kind(path).lower() == "jsonl" for corpus in every for path in corpus.files):
+        raise ConfigError("--fields is for a .jsonl file, and there is none: leave it out")
+    if languages is not None and not files:
+        raise ConfigError("--languages is for files without --pair, and there are none: leave it out")
     return fold(train), fold(validation)
 
 
@@ -145,13 +160,20 @@ def _only(corpus: Corpus | None) -> list[Corpus]:
 def find_corpus(files: Sequence[str], languages: tuple[str, str] | None, **how: Any) -> Corpus:
     """Two files of lines, or one of TSV or JSONL."""
     paths = tuple(Path(file) for file in files)
+    if len(paths) == 2 and paths[0] == paths[1] and kind(paths[0]).lower() in BOTH_SIDES:
+        paths = paths[:1]
     if len(paths) > 2:
         raise DataError(f"{len(paths)} files are given, must be source and target: use --pair for more pairs of files")
     for path in paths:
         if not path.is_file():
             names = f", or a name from {', '.join(names_of_corpora())}" if len(paths) == 1 else ""
             raise DataError(f"{path} is not a file: give a file of text{names}")
-    if len(paths) == 1 and kind(paths[0]).lower() not in ("tsv", "jsonl"):
+    for path in paths[: 2 * (len(paths) == 2)]:
+        if kind(path).lower() in BOTH_SIDES:
+            raise DataError(f"{path} holds source and target: give it alone, or as both files of a pair to --pair")
+        if path.suffix in (".bz2", ".zst", ".zip"):
+            raise DataError(f"{path} is packed in a way that is not read here: unpack it, or pack it as .xz or .gz")
+    if len(paths) == 1 and kind(paths[0]).lower() not in BOTH_SIDES:
         raise DataError(f"{paths[0]} stands alone: give a second file with its translations, or a .tsv or .jsonl file")
     if languages is None:
         if len(paths) == 1:
@@ -282,8 +304,9 @@ def read_jsonl(path: str | Path, fields: tuple[str, str], digest: Digest | None 
     """Fields of one JSON object a line."""
     for number, line in enumerate(read_lines(path, digest), 1):
         try:
-            found = json.loads(line)
-            pair = tuple(found[field] for field in fields)
+            # Bytes that are no UTF-8 are for cleaning to find, like those of any other file.
+            found = json.loads(line.decode("utf-8", "surrogateescape"))
+            pair = tuple(_look_up(found, field) for field in fields)
         except (ValueError, TypeError, RecursionError):
             raise DataError(f"{path}, line {number}: is no JSON object: mend the line") from None
         except KeyError as error:
@@ -294,4 +317,19 @@ def read_jsonl(path: str | Path, fields: tuple[str, str], digest: Digest | None 
             if not isinstance(text, str):
                 raise DataError(f"{path}, line {number}: field {field!r} is {text!r}, must be text: mend the line")
         # JSON can spell half a surrogate pair, which no UTF-8 can: cleaning will find it.
-        yield pair[0].encode("utf-8", "surrogatepass"), pair[1].encode("utf-8", "surrogatepass")
+        yield _to_bytes(pair[0]), _to_bytes(pair[1])
+
+
+def _look_up(record: Any, field: str) -> Any:
+    """A field, or one inside another, as translation.de."""
+    if field not in record and "." in field:
+        outer, _, inner = field.partition(".")
+        return _look_up(record[outer], inner)
+    return record[field]
+
+
+def _to_bytes(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")

@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 
 from transduce.config import DataConfig
 from transduce.data.batches import Examples
-from transduce.data.cleaning import CHUNK, Kept, Seen, Tally, clean, keep_all
+from transduce.data.cleaning import CHUNK, Kept, Seen, Tally, chunks, clean, keep_all
 from transduce.data.corpora import PACKED, Corpus, Digest, RawPair
 from transduce.data.parallel import ordered_map
 from transduce.data.store import Encoded, Store, StoredCorpus, StoreWriter, id_type
 from transduce.data.subword import Subwords, vocab_size_for
 from transduce.errors import DataError
-from transduce.folders import whole_folder
+from transduce.folders import told_of, whole_folder
 
 FORMAT_VERSION = 1
 REPORT, SUBWORDS, TRAIN, VALID = "report.json", "subwords.model", "train.tokens", "valid.tokens"
@@ -91,6 +91,11 @@ class Report:
     seconds: dict[str, float]
     format_version: int = FORMAT_VERSION
 
+    def directions(self) -> list[tuple[str, str]]:
+        there = [(corpus.source_language, corpus.target_language) for corpus in self.corpora]
+        back = [(corpus.target_language, corpus.source_language) for corpus in self.corpora if corpus.both_ways]
+        return list(dict.fromkeys(there + back))
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2, ensure_ascii=False)
 
@@ -131,14 +136,16 @@ class Spool:
 
     def pairs(self, chosen_N: NDArray[np.bool_]) -> Iterator[list[RawPair]]:
         """Those chosen, in parts."""
-        lines = itertools.compress(zip(*(_plain_lines(self.folder / name) for name in "st"), strict=True), chosen_N)
-        while part := list(itertools.islice(lines, CHUNK)):
-            yield part
+        lines = zip(*(_plain_lines(self.folder / name) for name in "st"), strict=True)
+        for chunk in chunks(itertools.compress(lines, chosen_N)):
+            yield chunk.pairs
 
     def report(self, n_kept: int, n_shared: int = 0, n_held_out: int = 0) -> CorpusReport:
         return CorpusReport(
-            name=self.corpus.name,
-            files={path.name: digest.hexdigest() for path, digest in zip(self.corpus.files, self.digests, strict=True)},
+            name=self.corpus.name.encode(errors="backslashreplace").decode(),
+            files={
+                _name(path): digest.hexdigest() for path, digest in zip(self.corpus.files, self.digests, strict=True)
+            },
             source_language=self.corpus.languages[0],
             target_language=self.corpus.languages[1],
             both_ways=self.corpus.both_ways,
@@ -149,6 +156,11 @@ class Spool:
             n_held_out=n_held_out,
             n_kept=n_kept,
         )
+
+
+def _name(path: Path) -> str:
+    """As it was given; a name that is no text is spelt so that it can be written."""
+    return str(path).encode(errors="backslashreplace").decode()
 
 
 def _plain_lines(path: Path) -> Iterator[bytes]:
@@ -165,6 +177,7 @@ def prepare(
     *,
     valid: Sequence[Corpus] = (),
     vocab_size: int | None = None,
+    subwords: Subwords | None = None,
     with_cleaning: bool = True,
     n_processes: int | None = None,
     progress: Progress = lambda stage, done, total: None,
@@ -172,14 +185,15 @@ def prepare(
     """Writes the folder `out`, whole or not at all, and says what became of every pair.
 
     Validation pairs that are given are taken as they are: dropping some would change what scores on them mean.
+    `subwords` are those of a model to go on with; none are learnt then.
     """
     out = Path(out)
-    if out.exists():
+    if os.path.lexists(out):
         raise DataError(f"{out} exists: choose another name, or remove it first")
     _refuse_strange_directions(corpora, valid)
     n_processes = n_processes or n_processes_for([*corpora, *valid])
     seconds: dict[str, float] = {}
-    with whole_folder(out) as folder, TemporaryDirectory(dir=folder) as scratch:
+    with told_of(out), whole_folder(out) as folder, TemporaryDirectory(dir=folder) as scratch:
         with _timed(seconds, "read and clean"):
             everything = partial(_everything, n_processes=n_processes)
             cleaned = partial(_cleaned, config=config, seen=Seen(), n_processes=n_processes)
@@ -188,12 +202,14 @@ def prepare(
             split = hold_out(spools, valid_spools, config.valid_pairs)
         if not split.n_train:
             raise DataError(_nothing_left(spools))
-        with _timed(seconds, "learn subwords"):
-            progress("learning subwords", 0, None)
-            size = vocab_size or vocab_size_for(split.n_train)
-            lines, languages = _sample_lines(spools, split.is_train), tagged_languages(corpora)
-            subwords = Subwords.train(lines, size, languages, is_exact=vocab_size is not None)
-            subwords.save(folder / SUBWORDS)
+        languages = tagged_languages(corpora)
+        if subwords is None:
+            with _timed(seconds, "learn subwords"):
+                progress("learning subwords", 0, None)
+                size = vocab_size or vocab_size_for(split.n_train)
+                lines = _sample_lines(spools, split.is_train)
+                subwords = Subwords.train(lines, size, languages, is_exact=vocab_size is not None)
+        subwords.save(folder / SUBWORDS)
         with _timed(seconds, "encode"):
             encode = partial(_encode_split, subwords=subwords, n_processes=n_processes, progress=progress)
             train = encode(folder / TRAIN, spools, split.is_train)
@@ -300,8 +316,8 @@ def _nothing_left(spools: Sequence[Spool]) -> str:
     if n_read == 0:
         return "the files hold no lines: give files of text"
     dropped = sum((spool.tally.dropped for spool in spools), Counter())
-    reasons = "; ".join(f"{rule}: {n:,}" for rule, n in dropped.most_common(3)) or "held out for validation"
-    return f"no pair is left of {n_read:,} ({reasons}): check the files and languages, or use --keep-all"
+    reasons = "; ".join(f"{rule}: {n:,}" for rule, n in dropped.most_common(3)) or "all share a side with validation"
+    return f"no pair is left of {n_read:,} ({reasons}): check the files, their languages and what they are validated on"
 
 
 def _sample_lines(spools: Sequence[Spool], is_train: Sequence[NDArray[np.bool_]]) -> Iterator[str]:
@@ -381,7 +397,7 @@ def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
 
 
 class Prepared:
-    """A folder that `prepare` wrote."""
+    """A folder that `prepare` wrote, verified: some gigabyte a second."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -397,6 +413,7 @@ class Prepared:
 
     def _examples(self, name: str) -> Examples:
         store = Store(self.folder / name)
+        store.verify()
         if store.subwords != self.subwords.sha256:
             raise DataError(f"{store.path} was encoded by other subwords than {SUBWORDS}: run transduce prepare again")
         return Examples(store, {language: self.subwords.tag(language) for language in self.languages})

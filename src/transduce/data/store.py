@@ -171,6 +171,7 @@ class Store:
             found.update(self._data[first : min(first + BLOCK, n_before)])
         if found.hexdigest() != header["sha256"]:
             raise self._damaged("its checksum is not what its header says")
+        self.release()
 
     def _header(self) -> tuple[dict[str, Any], int]:
         """The header, and how many bytes stand before it."""

@@ -1,0 +1,173 @@
+"""What a run needs to know of its machine: chosen once, before the first step, by measuring where that is the way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from transduce.config import ModelConfig, RunConfig
+from transduce.errors import ConfigError
+
+Dtype = Literal["float32", "bfloat16"]
+
+CPU_MICRO_TOKENS = 4096
+"""On a CPU a larger pass only leaves its caches."""
+WORTH_COMPILING = 2000
+"""Steps: compiling takes a minute or so, and a step of a large model gains some tens of milliseconds."""
+MEASURED_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Choices:
+    device: str
+    dtype: Dtype
+    """Of the passes; weights, gradients and moments are float32."""
+    n_threads: int
+    compile: bool
+    micro_tokens: int
+    """Positions of source and of target, padding counted, that go through the model at once."""
+    deterministic: bool
+    """On a GPU, the same bits each time, at some cost. On a CPU they always are."""
+
+    def apply(self) -> None:
+        """To this process."""
+        torch.set_num_threads(self.n_threads)
+        if self.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        if self.device == "cuda":
+            torch.set_float32_matmul_precision("high")
+            # cuDNN makes a plan for each new shape, in most of a second, and there are hundreds of shapes.
+            torch.backends.cuda.enable_cudnn_sdp(False)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16")
+
+
+def choose(config: RunConfig, device: str | None, n_ranks: int, deterministic: bool) -> Choices:
+    """`device` None: a GPU where there is one."""
+    has_gpu = torch.cuda.is_available()
+    if device not in (None, "cpu", "cuda"):
+        raise ConfigError(f"--device is {device!r}, must be cpu or cuda: leave it out to take what there is")
+    if device == "cuda" and not has_gpu:
+        raise ConfigError("--device is cuda, but there is no GPU that PyTorch can use: leave it out")
+    device = device or ("cuda" if has_gpu else "cpu")
+    share = -(-config.data.batch_tokens // n_ranks)
+    if device == "cuda":
+        return Choices(
+            device=device,
+            dtype="bfloat16" if torch.cuda.is_bf16_supported() else "float32",
+            n_threads=torch.get_num_threads(),
+            compile=config.train.max_steps >= WORTH_COMPILING,
+            micro_tokens=share,
+            deterministic=deterministic,
+        )
+    dtype, n_threads = fastest_on_cpu(config.model, n_ranks)
+    return Choices(
+        device=device,
+        dtype=dtype,
+        n_threads=n_threads,
+        compile=False,  # needs a C++ compiler, and gains little here: see benchmarks/LOG.md
+        micro_tokens=min(share, CPU_MICRO_TOKENS),
+        deterministic=deterministic,
+    )
+
+
+def fastest_on_cpu(model: ModelConfig, n_ranks: int) -> tuple[Dtype, int]:
+    """By trying, each way in a process of its own: some ways end it on some machines."""
+    n_cores = max(1, len(os.sched_getaffinity(0)) // n_ranks) if hasattr(os, "sched_getaffinity") else 1
+    ways: list[tuple[Dtype, int]] = [("float32", n) for n in dict.fromkeys((n_cores, max(1, n_cores // 2), 1))]
+    remembered = _Remembered(model, n_cores)
+    if (known := remembered.get()) is not None:
+        return known
+    speeds = {way: measure_in_a_process(model, *way) for way in ways}
+    best = max(speeds, key=lambda way: speeds[way])
+    speeds["bfloat16", best[1]] = measure_in_a_process(model, "bfloat16", best[1])
+    best = max(speeds, key=lambda way: speeds[way])
+    remembered.put(best)
+    return best
+
+
+class _Remembered:
+    """From run to run, for a machine and a size of model."""
+
+    def __init__(self, model: ModelConfig, n_cores: int) -> None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        self.path = cache / "transduce" / "fastest.json"
+        self.key = (
+            f"{processor()}, {n_cores} cores, torch {torch.__version__}, {model.d_model} wide, {model.d_ff} inside"
+        )
+
+    def get(self) -> tuple[Dtype, int] | None:
+        try:
+            dtype, n_threads = json.loads(self.path.read_text(encoding="utf-8"))[self.key]
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+        return ("bfloat16" if dtype == "bfloat16" else "float32"), max(1, int(n_threads))
+
+    def put(self, best: tuple[Dtype, int]) -> None:
+        with contextlib.suppress(OSError):  # a home that cannot be written only costs the time of measuring again
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                known = json.loads(self.path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                known = {}
+            unfinished = self.path.with_suffix(f".{os.getpid()}")
+            unfinished.write_text(json.dumps(known | {self.key: best}, indent=1), encoding="utf-8")
+            unfinished.replace(self.path)
+
+
+def processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return "a processor"
+
+
+def measure_in_a_process(model: ModelConfig, dtype: Dtype, n_threads: int) -> float:
+    """Passes a second; 0 where it does not work."""
+    code = "from transduce.training.choices import measure; measure()"
+    task = json.dumps({"model": asdict(model), "dtype": dtype, "n_threads": n_threads})
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OMP_NUM_THREADS": str(n_threads),
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, task], capture_output=True, text=True, env=environment, timeout=120
+        )
+        return float(done.stdout) if done.returncode == 0 else 0.0
+    except (subprocess.TimeoutExpired, ValueError):
+        return 0.0
+
+
+def measure(arguments: Sequence[str] | None = None) -> None:
+    """In the process of its own: a small batch forward and backward, over and over."""
+    from transduce.model import Transformer
+    from transduce.training.recipe import loss
+
+    task = json.loads((arguments or sys.argv[1:])[0])
+    torch.set_num_threads(task["n_threads"])
+    config = ModelConfig(**task["model"])
+    model = Transformer(config)
+    ids_BT = torch.randint(3, min(config.source_vocab_size, config.target_vocab_size), (32, 24))
+    n_done, start = 0, time.perf_counter()
+    while (spent := time.perf_counter() - start) < MEASURED_SECONDS or n_done < 2:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=task["dtype"] == "bfloat16"):
+            logits_BTV = model(ids_BT, ids_BT).logits_BTV
+        loss(logits_BTV, ids_BT, 0.1, config.pad_id)[0].backward()
+        if n_done == 0:
+            start = time.perf_counter()  # the first pass also sets things up
+        n_done += 1
+    print((n_done - 1) / spent)

@@ -1,0 +1,377 @@
+"""A run: one folder, from the request to the finished model. The same request goes on where it stopped.
+
+request.json   what was asked for: another request is refused
+prepared/      the data, where it came from text files
+run.json       what was settled before the first step, and is never measured again
+log.jsonl      every event
+checkpoints/   to go on from
+snapshots/     to average
+result.json    how it ended
+model/         the model folder
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from transduce import __version__
+from transduce.checkpoint import CONFIG, SUBWORDS, Origin, load_model, load_origin, save_model
+from transduce.config import PRESETS, RunConfig, override, with_model
+from transduce.data import corpora
+from transduce.data.prepare import Prepared, Progress, prepare
+from transduce.data.subword import Subwords
+from transduce.errors import ConfigError, DataError, ModelFolderError
+from transduce.folders import write_whole
+from transduce.training.choices import Choices, choose, processor
+from transduce.training.dial import dial, with_steps
+from transduce.training.distributed import Group
+from transduce.training.loop import Speed, Tell, Trainer
+
+REQUEST, RUN, LOG, RESULT, MODEL, PREPARED = "request.json", "run.json", "log.jsonl", "result.json", "model", "prepared"
+N_MILESTONES, LEAST_MILESTONES, MILESTONES_SHARE = 20, 6, 0.1
+"""Checkpoints in a run that is too short for one every ten minutes; fewer where they would take more of a budget."""
+CALIBRATE_SECONDS, CALIBRATE_SHARE = 2.0, 0.03
+"""For how long steps are timed before the first: the longer, the better a budget is kept."""
+MARGIN = 0.02
+"""Of a budget, left for what was not foreseen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What was asked for, as it was written."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    """For `corpora.choose`; empty where `prepared` says where the data is."""
+    prepared: str | None = None
+    keep_all: bool = False
+    vocab_size: int | None = None
+    size: str | None = None
+    budget: str | None = None
+    from_model: str | None = None
+    settings: list[str] = field(default_factory=list)
+    device: str | None = None
+    batch_tokens: str | None = None
+    deterministic: bool = False
+
+
+@dataclass
+class Settled:
+    """What `run.json` holds."""
+
+    config: RunConfig
+    choices: Choices
+    about: dict[str, Any]
+
+    def to_json(self) -> str:
+        values = {"config": asdict(self.config), "choices": asdict(self.choices), "about": self.about}
+        return json.dumps(values, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Settled:
+        values = json.loads(text)
+        config = RunConfig.from_json(json.dumps(values["config"]))
+        return cls(config, Choices(**values["choices"]), values["about"])
+
+
+def train(folder: Path, request: Request, tell: Tell, progress: Progress) -> dict[str, Any]:
+    """Runs to the end, or goes on to it, and returns the result. Under torchrun every rank calls this."""
+    began = time.monotonic()
+    rank, n_ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    trainer: Trainer | None = None
+    journal = Journal(folder, tell) if rank == 0 else None
+    hear = journal.tell if journal else (lambda event: None)
+    if rank == 0:
+        claim(folder, request)
+        if (folder / RESULT).exists() and (folder / MODEL).exists():
+            return _read(folder / RESULT)
+        if not (folder / RUN).exists():
+            trainer = settle(folder, request, n_ranks, began, hear, progress)
+    else:
+        _wait_for(folder / RUN)
+    settled = Settled.from_json((folder / RUN).read_text(encoding="utf-8"))
+    prepared = find_prepared(folder, request)
+    group = Group.start(settled.choices.device)
+    if trainer is None:
+        trainer = _trainer(folder, request, settled.config, settled.choices, prepared, hear)
+    trainer.begin(settled.config, group)
+    with _signals(trainer):
+        trainer.run()
+    ended = trainer.finish()
+    result = {
+        **ended, "steps": trainer.state.step, "target_tokens": trainer.state.n_tokens,
+        "seconds": round(trainer.state.seconds, 1), "config_hash": settled.config.hash(),
+    }  # fmt: skip
+    if group.is_first:
+        write_whole(folder / RESULT, json.dumps(result, indent=2) + "\n")
+        if not (folder / MODEL).exists():
+            save_model(folder / MODEL, trainer.model, settled.config, prepared.subwords, origin_of(prepared))
+        hear({"event": "end", "step": trainer.state.step, **ended})
+    group.close()
+    return result
+
+
+def claim(folder: Path, request: Request) -> None:
+    """The folder is ours, new, or refused."""
+    path, wanted = folder / REQUEST, json.loads(json.dumps(asdict(request)))
+    if path.exists():
+        known = _read(path)
+        if known != wanted:
+            differing = [name for name in wanted if wanted[name] != known.get(name)]
+            raise ConfigError(
+                f"{folder} holds a run that was asked for otherwise ({', '.join(differing)} differ): give the same "
+                "command to go on with it, or another --out"
+            )
+    elif folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} holds something that is no run: choose another --out")
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(wanted, indent=2) + "\n")
+
+
+def find_prepared(folder: Path, request: Request) -> Prepared:
+    return Prepared(request.prepared or folder / PREPARED)
+
+
+def settle(folder: Path, request: Request, n_ranks: int, began: float, tell: Tell, progress: Progress) -> Trainer:
+    """Prepares the data, turns the dial, measures, and writes it down. The trainer is ready to begin."""
+    parent = _parent(request)
+    if request.prepared is None and not (folder / PREPARED).exists():
+        _prepare(folder, request, parent, progress)
+    prepared = find_prepared(folder, request)
+    if parent is not None and prepared.subwords.sha256 != parent.subwords.sha256:
+        raise DataError(f"{prepared.folder} has other subwords than {request.from_model}: give the text instead")
+    config, size = configure(request, prepared, parent)
+    choices = choose(config, request.device, n_ranks, request.deterministic)
+    trainer = _trainer(folder, request, config, choices, prepared, tell)
+    if request.batch_tokens == "auto" and (fits := trainer.fits()) < choices.micro_tokens:
+        choices = replace(choices, micro_tokens=fits)
+        trainer = _trainer(folder, request, config, choices, prepared, tell)
+    budget = None if request.budget is None else parse_budget(request.budget)
+    calibrate_seconds = max(CALIBRATE_SECONDS, CALIBRATE_SHARE * (budget or 0.0))
+    speed = trainer.calibrate(calibrate_seconds)
+    if budget is not None:
+        config, size = configure(request, prepared, parent, speed.tokens_per_second * budget)
+        if (config.model, config.data) != (trainer.config.model, trainer.config.data):
+            choices = replace(choices, micro_tokens=min(choices.micro_tokens, config.data.batch_tokens))
+            trainer = _trainer(folder, request, config, choices, prepared, tell)
+            speed = trainer.calibrate(calibrate_seconds)
+    config = in_time(config, speed, budget, time.monotonic() - began)
+    forecast = {
+        "size": size, "parameters": sum(p.numel() for p in trainer.parameters), "steps": config.train.max_steps,
+        "seconds": round(config.train.max_steps * speed.seconds_per_step, 1), "memory_bytes": speed.memory_bytes,
+        "epochs": round(config.train.max_steps / trainer.layout.n_steps, 1), "batch_tokens": config.data.batch_tokens,
+        "seconds_per_step": speed.seconds_per_step, "tokens_per_second": speed.tokens_per_second,
+    }  # fmt: skip
+    settled = Settled(config, choices, {"forecast": forecast, "n_ranks": n_ranks, **_passport(prepared, choices)})
+    write_whole(folder / RUN, settled.to_json() + "\n")
+    tell({"event": "forecast", "step": 0, **forecast, **asdict(choices)})
+    return trainer
+
+
+def _prepare(folder: Path, request: Request, parent: Parent | None, progress: Progress) -> None:
+    train_corpora, valid_corpora = corpora.choose(**request.data)
+    config = override(RunConfig(), [s for s in request.settings if s.strip().startswith("data.")])
+    vocab_size = request.vocab_size
+    if vocab_size is None and request.size in ("base", "big"):
+        vocab_size = PRESETS[request.size]().model.source_vocab_size
+    prepare(
+        train_corpora, folder / PREPARED, config.data, valid=valid_corpora, vocab_size=vocab_size,
+        with_cleaning=not request.keep_all, subwords=parent.subwords if parent else None, progress=progress,
+    )  # fmt: skip
+
+
+class Parent(NamedTuple):
+    """The model that a run begins from."""
+
+    weights: dict[str, Tensor]
+    config: RunConfig
+    subwords: Subwords
+    origin: Origin
+
+
+def _parent(request: Request) -> Parent | None:
+    if request.from_model is None:
+        return None
+    folder = model_folder(Path(request.from_model))
+    model, config = load_model(folder)
+    subwords = Subwords.load(folder / SUBWORDS)
+    return Parent(model.weights(), config, subwords, load_origin(folder))
+
+
+def model_folder(path: Path) -> Path:
+    """Of a model folder or of a run."""
+    return path / MODEL if (path / MODEL / CONFIG).exists() else path
+
+
+def configure(
+    request: Request, prepared: Prepared, parent: Parent | None, most_tokens: float | None = None
+) -> tuple[RunConfig, str]:
+    """By `--from`, `--size` or the dial; then `--batch-tokens` and `--set`, which are asked last and so decide."""
+    n_entries = len(prepared.subwords)
+    is_on_gpu = (request.device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cuda"
+    if request.size is not None and request.size not in PRESETS:
+        raise ConfigError(
+            f"--size is {request.size!r}, must be one of {', '.join(PRESETS)}: leave it out to let us choose"
+        )
+    n_tokens = int(max(length_N.sum() for length_N in prepared.train.lengths()))
+    config, size = dial(len(prepared.train), n_tokens, is_on_gpu, request.size, most_tokens)
+    if parent is not None:
+        config, size = replace(config, model=parent.config.model), f"that of {request.from_model}"
+    config = with_model(config, source_vocab_size=n_entries, target_vocab_size=n_entries)
+    settings = list(request.settings)
+    if request.batch_tokens not in (None, "auto"):
+        settings.insert(0, f"data.batch_tokens={request.batch_tokens}")
+    return override(config, settings), size
+
+
+def in_time(config: RunConfig, speed: Speed, budget: float | None, spent: float) -> RunConfig:
+    """Steps that fill the budget, and from them, or from the minutes between checkpoints, how often to save."""
+    train = config.train
+    seconds_per_milestone = speed.seconds_per_validation + speed.seconds_per_save
+    n_milestones = N_MILESTONES
+    if budget is not None:
+        affordable = int(MILESTONES_SHARE * budget / seconds_per_milestone)
+        n_milestones = max(LEAST_MILESTONES, min(N_MILESTONES, affordable))
+        # At the end, three candidates for the final model are compared.
+        room = budget * (1 - MARGIN) - spent - (n_milestones + 3) * seconds_per_milestone
+        max_steps = int(room / speed.seconds_per_step)
+        if max_steps < 1:
+            raise ConfigError(
+                f"--budget is {budget:.0f} s, of which {spent:.0f} s went by before the first step: give more time, "
+                "or a smaller --size"
+            )
+        train = with_steps(config, max_steps).train
+    if train.checkpoint_steps is None:
+        by_minutes = int(60 * train.checkpoint_minutes / speed.seconds_per_step)
+        train = replace(train, checkpoint_steps=max(1, min(by_minutes, -(-train.max_steps // n_milestones))))
+    return replace(config, train=train)
+
+
+def parse_budget(text: str) -> float:
+    """20m, 90s, 1.5h."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh])\s*", text)
+    if match is None or float(match[1]) == 0:
+        raise ConfigError(f"--budget is {text!r}, must be a time such as 90s, 20m or 2h: give one")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def origin_of(prepared: Prepared) -> Origin:
+    source_N, target_N = prepared.train.lengths()
+    return Origin(
+        directions=tuple(prepared.report.directions()),
+        tagged_languages=tuple(prepared.report.tagged_languages),
+        longest_source=int(source_N.max()),
+        longest_target=int(target_N.max()),
+    )
+
+
+def _trainer(
+    folder: Path, request: Request, config: RunConfig, choices: Choices, prepared: Prepared, tell: Tell
+) -> Trainer:
+    parent = _parent(request)
+    alone = Group(0, 1, torch.device(choices.device))
+
+    def describe(pairs: list[list[list[int]]]) -> list[list[str]]:
+        return [prepared.subwords.decode(pair) for pair in pairs]
+
+    weights = parent.weights if parent else None
+    return Trainer(folder, config, choices, prepared.train, prepared.valid, alone, tell, weights, describe)
+
+
+def _passport(prepared: Prepared, choices: Choices) -> dict[str, Any]:
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name()
+        if choices.device == "cuda"
+        else f"{processor()}, {choices.n_threads} threads",
+        "versions": {"transduce": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "data": {
+            "train": prepared.report.train.sha256,
+            "valid": prepared.report.valid.sha256,
+            "subwords": prepared.report.subwords_sha256,
+            "files": {name: sha for corpus in prepared.report.corpora for name, sha in corpus.files.items()},
+        },
+    }
+
+
+class Journal:
+    """log.jsonl: a line for each event. Those after a checkpoint are struck out when it is gone on from."""
+
+    def __init__(self, folder: Path, also: Tell) -> None:
+        self.path, self.also = folder / LOG, also
+
+    def tell(self, event: dict[str, Any]) -> None:
+        if event["event"] == "resumed":
+            self._strike_out_after(event["step"])
+        if self.path.parent.exists():
+            with self.path.open("a", encoding="utf-8") as log:
+                log.write(json.dumps(event) + "\n")
+        self.also(event)
+
+    def _strike_out_after(self, step: int) -> None:
+        kept = [json.dumps(event) + "\n" for event in read_log(self.path) if event["step"] <= step]
+        write_whole(self.path, "".join(kept))
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """A last line that a kill cut short is left out."""
+    events = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            events.append(json.loads(line))
+        except ValueError:
+            continue
+    return events
+
+
+@contextmanager
+def _signals(trainer: Trainer) -> Iterator[None]:
+    """Ctrl-C and SIGTERM ask the trainer to save and stop; a second one does not wait."""
+
+    def ask(number: int, frame: object) -> None:
+        if trainer.is_asked_to_stop:
+            raise KeyboardInterrupt
+        trainer.is_asked_to_stop = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ModelFolderError(f"{path} cannot be read: the run is damaged, begin another") from None
+    return values
+
+
+def _wait_for(path: Path) -> None:
+    """Until the first rank has settled things. It ends with the others, so that nobody waits for one who is gone."""
+    while not path.exists():
+        time.sleep(0.2)
+
+
+def start_ranks(n_ranks: int, arguments: list[str]) -> int:
+    """The same command in so many processes on this machine, by torchrun. Returns its exit code."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}"]
+    return subprocess.call([*command, "-m", "transduce", *arguments])
