@@ -224,11 +224,12 @@ class Trainer:
             if is_milestone or step % min(LOG_EVERY, settings.max_bad_steps) == 0:
                 self.state.seconds = time.monotonic() - began
                 self._log()
-                if self.group.any(self.is_asked_to_stop):
-                    self.save()
+                is_asked_to_stop = self.group.any(self.is_asked_to_stop)
+                if is_milestone or is_asked_to_stop:
+                    self.save(is_milestone)
+                if is_asked_to_stop:
                     raise Stopped(f"stopped after step {step:,}, which is saved: the same command goes on")
             if is_milestone:
-                self.save(is_milestone=True)
                 self.validate()
                 self.window.since = time.perf_counter()  # tokens per second are those of steps
         shares.close()  # type: ignore[attr-defined]  # a generator has it

@@ -1,0 +1,521 @@
+"""Training: the step is the recipe's, a run that was stopped ends with the same bits, and bad luck loses nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.test_prepare import sentences, write_pairs
+from transduce import (
+    ConfigError,
+    DataConfig,
+    RunConfig,
+    Transformer,
+    load_model,
+    make_batch,
+    override,
+    tiny,
+    with_model,
+)
+from transduce.checkpoint import average, checkpoints, fault_of, load_checkpoint, save_checkpoint
+from transduce.data.corpora import find_corpus
+from transduce.data.prepare import Prepared, prepare
+from transduce.errors import DataError
+from transduce.training import loop, run
+from transduce.training.choices import Choices
+from transduce.training.dial import dial, with_steps
+from transduce.training.distributed import Group
+from transduce.training.loop import Share, Stopped, Trainer, TrainingError
+from transduce.training.recipe import adam, learning_rate, loss
+from transduce.training.run import Request, Settled, claim, parse_budget, read_log, train
+
+CPU = Choices("cpu", "float32", 1, False, 150, False)
+SETTINGS = ["train.max_steps=12", "train.checkpoint_steps=4", "data.batch_tokens=300", "data.n_shapes=8",
+            "train.average_last=2", "train.warmup_steps=5"]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    files = write_pairs(folder, "a", sentences(400))
+    prepare([find_corpus(files, None)], folder / "prepared", DataConfig(), vocab_size=300)
+    return folder / "prepared"
+
+
+@pytest.fixture
+def prepared(prepared_folder: Path) -> Prepared:
+    return Prepared(prepared_folder)
+
+
+def config_for(*settings: str) -> RunConfig:
+    model = {"source_vocab_size": 300, "target_vocab_size": 300, "n_encoder_layers": 1, "n_decoder_layers": 1,
+             "d_model": 22, "d_ff": 13, "n_heads": 3, "d_k": 5, "d_v": 7, "dropout": 0.2}  # fmt: skip
+    return override(with_model(tiny(), **model), [*SETTINGS, *settings])
+
+
+def trainer_for(
+    folder: Path, prepared: Prepared, config: RunConfig, tell: Callable[[Any], None] = lambda e: None
+) -> Trainer:
+    alone = Group(0, 1, torch.device("cpu"))
+    return Trainer(folder, config, CPU, prepared.train, prepared.valid, alone, tell)
+
+
+def first_share(trainer: Trainer, step: int = 0) -> Share:
+    return next(iter(trainer.shares(step)))
+
+
+def weights_of(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: W.clone() for name, W in trainer.model.weights().items()}
+
+
+def assert_same_bits(ours: dict[str, Tensor], others: dict[str, Tensor]) -> None:
+    assert ours.keys() == others.keys()
+    for name, W in ours.items():
+        assert torch.equal(W, others[name]), name
+
+
+def test_a_step_is_the_recipe(tmp_path: Path, prepared: Prepared) -> None:
+    """By hand: all pairs of the step in one batch, the loss per token, Adam with the rate of equation 3."""
+    config = with_model(config_for(), dropout=0.0)
+    trainer = trainer_for(tmp_path, prepared, config)
+    model = Transformer(config.model)
+    model.load_weights(weights_of(trainer))
+    optimiser = adam(model.parameters(), config.train)
+    for step in (1, 2, 3):
+        share = first_share(trainer, step - 1)
+        assert len(share.batches) > 1, "several micro-batches are what this is about"
+        trainer.take_step(step, share)
+        epoch = trainer.layout.epoch(0)
+        rows = [int(row) for micro in epoch.step(step - 1) for row in micro.rows]
+        pairs = [tuple(side.tolist() for side in prepared.train.pair(row)) for row in rows]
+        batch = make_batch(pairs, config.model)
+        source_BS, target_in_BT, target_out_BT = (torch.from_numpy(ids) for ids in batch[:3])
+        logits_BTV = model(source_BS, target_in_BT).logits_BTV
+        loss_sum, n_tokens = loss(logits_BTV, target_out_BT, 0.1, 0)
+        assert int(n_tokens) == share.n_target_tokens
+        optimiser.zero_grad()
+        (loss_sum / n_tokens).backward()
+        optimiser.param_groups[0]["lr"] = learning_rate(step, config.model.d_model, config.train.warmup_steps)
+        optimiser.step()
+    for name, W in trainer.model.weights().items():
+        torch.testing.assert_close(W, model.weights()[name], rtol=2e-4, atol=2e-6)
+
+
+def test_gradients_are_clipped_to_the_norm(tmp_path: Path, prepared: Prepared) -> None:
+    norms = []
+    for clip in (None, 0.01):
+        config = config_for() if clip is None else config_for(f"train.clip_norm={clip}")
+        trainer = trainer_for(tmp_path, prepared, config)
+        trainer.take_step(1, first_share(trainer))
+        gradients = [p.grad for p in trainer.parameters if p.grad is not None]
+        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+    assert norms[0] > 0.1
+    assert norms[1] == pytest.approx(0.01, rel=1e-3)
+
+
+def run_to_the_end(folder: Path, prepared: Prepared, config: RunConfig) -> tuple[Trainer, dict[str, Any]]:
+    trainer = trainer_for(folder, prepared, config)
+    trainer.run()
+    return trainer, trainer.finish()
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7, 11])
+def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, prepared: Prepared, stop: int) -> None:
+    """Dropout on. A stopped run is asked at a log, so logs are at every step here."""
+    config = config_for("train.max_bad_steps=1")
+    whole, ended = run_to_the_end(tmp_path / "whole", prepared, config)
+
+    def tell(event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == stop:
+            stopped.is_asked_to_stop = True
+
+    stopped = trainer_for(tmp_path / "stopped", prepared, config, tell)
+    with pytest.raises(Stopped, match=f"stopped after step {stop}, which is saved: the same command goes on"):
+        stopped.run()
+    again, again_ended = run_to_the_end(tmp_path / "stopped", prepared, config)
+    assert_same_bits(weights_of(again), weights_of(whole))
+    assert again_ended == ended
+    assert again.state.losses == whole.state.losses
+    assert again.state.n_tokens == whole.state.n_tokens
+    newest = [checkpoints(tmp_path / name / loop.CHECKPOINTS)[0] for name in ("stopped", "whole")]
+    for mine, other in zip(*(load_checkpoint(folder)[:2] for folder in newest), strict=True):
+        assert_same_bits(mine, other)
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, prepared: Prepared) -> None:
+    config = config_for()
+    whole, _ = run_to_the_end(tmp_path, prepared, config)
+    newest, older = checkpoints(tmp_path / loop.CHECKPOINTS)
+    for name, damage in [("weights.safetensors", b"x"), ("manifest.json", b"{"), ("state.json", b"")]:
+        data = (newest / name).read_bytes()
+        (newest / name).write_bytes(data[: len(data) // 2] + damage)
+        assert fault_of(newest) is not None
+        events: list[dict[str, Any]] = []
+        trainer = trainer_for(tmp_path, prepared, config, events.append)
+        trainer.resume()
+        assert [event["event"] for event in events][:2] == ["damaged", "resumed"]
+        assert trainer.state.step == 8
+        assert not newest.exists()
+        trainer, _ = run_to_the_end(tmp_path, prepared, config)
+        assert_same_bits(weights_of(trainer), weights_of(whole))
+    assert older.exists()
+
+
+def test_averaging_is_the_mean_of_the_weights(tmp_path: Path) -> None:
+    parts = [{"a": torch.randn(3, 5), "b": torch.randn(7)} for _ in range(3)]
+    folders = [tmp_path / f"step-{i}" for i in range(3)]
+    for folder, weights in zip(folders, parts, strict=True):
+        save_checkpoint(folder, weights, {}, {})
+    for name, W in average(folders).items():
+        torch.testing.assert_close(W, torch.stack([part[name] for part in parts]).mean(0))
+
+
+def test_the_final_model_is_the_best_of_its_candidates(tmp_path: Path, prepared: Prepared) -> None:
+    trainer, ended = run_to_the_end(tmp_path, prepared, config_for())
+    assert ended["candidates"]["average of the last"]["steps"] == [8, 12]
+    losses = {name: one["loss"] for name, one in ended["candidates"].items()}
+    assert ended["taken"] == min(losses, key=lambda name: losses[name])
+    assert trainer.validation_loss().loss == losses[ended["taken"]]
+
+
+def test_patience_ends_a_run(tmp_path: Path, prepared: Prepared) -> None:
+    config = config_for("train.max_steps=4000", "train.patience=2", "train.rate_factor=1e-30")
+    trainer, _ = run_to_the_end(tmp_path, prepared, config)
+    assert trainer.state.step <= 16, "nothing is learnt at such a rate"
+
+
+class Fault:
+    """Something that goes wrong in chosen passes."""
+
+    def __init__(
+        self, trainer: Trainer, is_due: Callable[[tuple[Tensor, ...]], bool], act: Callable[[Tensor], Tensor]
+    ) -> None:
+        self.before, self.is_due, self.act = trainer.loss_of, is_due, act
+        trainer.loss_of = self  # type: ignore[assignment]
+
+    def __call__(self, *ids: Tensor) -> Tensor:
+        found: Tensor = self.before(*ids)
+        return self.act(found) if self.is_due(ids) else found
+
+
+def out_of_memory(_: Tensor) -> Tensor:
+    raise torch.OutOfMemoryError("planted")
+
+
+def test_running_out_of_memory_splits_the_pass_and_loses_no_example(tmp_path: Path, prepared: Prepared) -> None:
+    config = with_model(config_for("train.max_steps=3"), dropout=0.0)
+    whole = trainer_for(tmp_path / "whole", prepared, config)
+    whole.run()
+    events: list[dict[str, Any]] = []
+    split = trainer_for(tmp_path / "split", prepared, config, events.append)
+    Fault(split, lambda ids: ids[0].shape[0] * max(ids[0].shape[1], ids[1].shape[1]) > 80, out_of_memory)
+    split.run()
+    limits = [event["micro_limit"] for event in events if event["event"] == "out of memory"]
+    assert limits
+    assert limits[-1] <= 80
+    assert split.state.n_tokens == whole.state.n_tokens
+    for name, W in split.model.weights().items():
+        torch.testing.assert_close(W, whole.model.weights()[name], rtol=2e-3, atol=1e-5)
+    assert load_checkpoint(checkpoints(tmp_path / "split" / loop.CHECKPOINTS)[0])[2]["micro_limit"] == limits[-1]
+
+
+def test_a_pair_that_does_not_fit_at_all_ends_the_run(tmp_path: Path, prepared: Prepared) -> None:
+    trainer = trainer_for(tmp_path, prepared, config_for())
+    Fault(trainer, lambda ids: True, out_of_memory)
+    with pytest.raises(TrainingError, match=r"one pair of .* tokens does not fit into memory: choose a smaller --size"):
+        trainer.run()
+
+
+def test_a_step_that_is_no_number_is_not_taken(tmp_path: Path, prepared: Prepared) -> None:
+    config = config_for("train.max_steps=4", "train.max_bad_steps=3")
+    events: list[dict[str, Any]] = []
+    trainer = trainer_for(tmp_path, prepared, config, events.append)
+    before = weights_of(trainer)
+    Fault(trainer, lambda ids: True, lambda found: found * float("nan"))
+    trainer.take_step(1, first_share(trainer))
+    assert_same_bits(weights_of(trainer), before)
+    trainer.begin(config, trainer.group)
+    with pytest.raises(
+        TrainingError, match=r"3 steps in a row gave a loss or gradient that is no number, .*warmup_steps"
+    ):
+        trainer.run()
+    assert [event["step"] for event in events if event["event"] == "bad step"] == [3]
+    kept = json.loads((tmp_path / loop.BAD / "step-00000003.json").read_text())
+    rows = [int(row) for micro in trainer.layout.epoch(0).step(2) for row in micro.rows]
+    assert kept["rows"] == rows
+    assert kept["pairs"][0] == [side.tolist() for side in prepared.train.pair(rows[0])]
+
+
+def test_one_bad_step_is_passed_over(tmp_path: Path, prepared: Prepared) -> None:
+    trainer = trainer_for(tmp_path, prepared, config_for("train.max_bad_steps=5"))
+    n_calls = iter(range(10**6))
+    Fault(trainer, lambda ids: next(n_calls) == 5, lambda found: found * float("inf"))
+    trainer.run()
+    assert trainer.state.step == 12
+    assert all(torch.isfinite(W).all() for W in trainer.model.weights().values())
+
+
+def test_a_full_disk_is_told_and_what_was_saved_stays(
+    tmp_path: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_for(tmp_path, prepared, config_for())
+    real = save_checkpoint
+    n_calls = iter(range(100))
+
+    def full(*arguments: Any) -> None:
+        if next(n_calls) >= 3:
+            raise DataError(f"{arguments[0]} cannot be written (No space left on device): make room there")
+        real(*arguments)
+
+    monkeypatch.setattr(loop, "save_checkpoint", full)
+    with pytest.raises(DataError, match="No space left on device"):
+        trainer.run()
+    monkeypatch.undo()
+    whole, _ = run_to_the_end(tmp_path / "whole", prepared, config_for())
+    again, _ = run_to_the_end(tmp_path, prepared, config_for())
+    assert_same_bits(weights_of(again), weights_of(whole))
+
+
+# Whole runs, through files.
+
+
+def request_for(prepared_folder: Path, *settings: str, **changes: Any) -> Request:
+    small = ["model.n_encoder_layers=1", "model.n_decoder_layers=1", "model.d_model=22", "model.d_ff=13"]
+    return Request(
+        prepared=str(prepared_folder), size="tiny", device="cpu", settings=[*small, *SETTINGS, *settings], **changes
+    )
+
+
+@pytest.fixture
+def quick_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "CALIBRATE_SECONDS", 0.01)
+    monkeypatch.setattr("transduce.training.choices.fastest_on_cpu", lambda *_: ("float32", 1))
+
+
+def quiet(*_: object) -> None:
+    pass
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_a_run_leaves_a_model_and_its_story(tmp_path: Path, prepared_folder: Path) -> None:
+    events: list[dict[str, Any]] = []
+    result = train(tmp_path / "run", request_for(prepared_folder), events.append, quiet)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "checkpoints", "log.jsonl", "model", "request.json", "result.json", "run.json", "snapshots"
+    ]  # fmt: skip
+    model, config = load_model(tmp_path / "run" / "model")
+    assert config == Settled.from_json((tmp_path / "run" / "run.json").read_text()).config
+    assert result["steps"] == 12
+    log = read_log(tmp_path / "run" / "log.jsonl")
+    assert log == json.loads(json.dumps(events))
+    assert {event["event"] for event in log} >= {"forecast", "step", "valid", "saved", "end"}
+    about = json.loads((tmp_path / "run" / "run.json").read_text())["about"]
+    assert about["data"]["train"] == Prepared(prepared_folder).report.train.sha256
+    assert about["forecast"]["parameters"] == sum(p.numel() for p in model.parameters())
+    assert train(tmp_path / "run", request_for(prepared_folder), events.append, quiet) == result, "it is done already"
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_another_request_is_refused(tmp_path: Path, prepared_folder: Path) -> None:
+    claim(tmp_path / "run", request_for(prepared_folder))
+    claim(tmp_path / "run", request_for(prepared_folder))
+    with pytest.raises(ConfigError, match=r"run that was asked for otherwise \(settings differ\)"):
+        claim(tmp_path / "run", request_for(prepared_folder, "train.seed=2"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").touch()
+    with pytest.raises(ConfigError, match="holds something that is no run: choose another --out"):
+        claim(tmp_path / "other", request_for(prepared_folder))
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_a_run_goes_on_from_a_model(tmp_path: Path, prepared_folder: Path) -> None:
+    train(tmp_path / "first", request_for(prepared_folder), quiet, quiet)
+    first, _ = load_model(tmp_path / "first" / "model")
+    files = write_pairs(tmp_path, "more", sentences(100, seed=3))
+    data = {"files": files, "pairs": [], "valid": None, "valid_pairs": [], "languages": None, "columns": "1,2",
+            "fields": None, "both_ways": False, "data_root": None}  # fmt: skip
+    request = Request(data=data, from_model=str(tmp_path / "first"), device="cpu",
+                      settings=[*SETTINGS, "train.max_steps=4", "train.rate_factor=1e-30"])  # fmt: skip
+    train(tmp_path / "second", request, quiet, quiet)
+    second, config = load_model(tmp_path / "second" / "model")
+    assert config.model == first.config
+    for name, W in second.weights().items():
+        torch.testing.assert_close(W, first.weights()[name])
+
+
+def test_the_log_forgets_what_the_checkpoint_does_not_know(tmp_path: Path) -> None:
+    journal = run.Journal(tmp_path, quiet)
+    for step in (1, 2, 3):
+        journal.tell({"event": "step", "step": step})
+    with (tmp_path / "log.jsonl").open("a") as log:
+        log.write('{"event": "st')  # cut by a kill
+    journal.tell({"event": "resumed", "step": 2})
+    assert [event["step"] for event in read_log(tmp_path / "log.jsonl")] == [1, 2, 2]
+
+
+def test_budgets_are_times() -> None:
+    assert [parse_budget(text) for text in ("90s", "20m", "1.5h", " 2 h ")] == [90, 1200, 5400, 7200]
+    for text in ("", "20", "0m", "-3m", "m", "1d"):
+        with pytest.raises(ConfigError, match="must be a time such as 90s, 20m or 2h"):
+            parse_budget(text)
+
+
+def test_the_dial_keeps_the_form_and_the_papers_numbers() -> None:
+    for size in ("base", "big"):
+        config, _ = dial(1000, 10_000, True, size, None)
+        assert config == getattr(__import__("transduce"), size)()
+    sizes = [dial(n, 10 * n, True, None, None) for n in (100, 5_000, 40_000, 300_000, 5_000_000)]
+    assert [size for _, size in sizes] == ["small", "small", "small", "base", "base"]
+    for config, _ in sizes:
+        assert (config.model.norm, config.train.adam_beta2, config.train.label_smoothing) == ("post", 0.98, 0.1)
+        assert config.train.warmup_steps <= max(1, config.train.max_steps // 5)
+    short, _ = dial(40_000, 400_000, False, None, 500_000)
+    assert (short.model.dropout, short.data.batch_tokens) == (0.1, 1024)
+
+
+def test_fewer_steps_keep_the_rate_at_its_peak() -> None:
+    config = override(RunConfig(), ["train.warmup_steps=4000"])
+    short = with_steps(config, 100)
+
+    def peak(config: RunConfig) -> float:
+        train = config.train
+        rates = [learning_rate(step, 512, train.warmup_steps) * train.rate_factor for step in range(1, 9000)]
+        return max(rates)
+
+    assert short.train.warmup_steps == 20
+    assert peak(short) == pytest.approx(peak(config))
+
+
+def start_run(folder: Path, prepared_folder: Path, *more: str) -> subprocess.Popen[str]:
+    request = request_for(prepared_folder)
+    settings = [part for setting in request.settings for part in ("--set", setting)]
+    command = [sys.executable, "-m", "transduce", "train", str(prepared_folder), "--size", "tiny", "--device", "cpu"]
+    return subprocess.Popen([*command, "--out", str(folder), *settings, *more], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+
+def finish_run(folder: Path, prepared_folder: Path, *more: str) -> str:
+    process = start_run(folder, prepared_folder, *more)
+    out, told = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    return out + told
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(tmp_path: Path, prepared_folder: Path) -> None:
+    more = ["--set", "train.max_steps=3000", "--set", "train.checkpoint_steps=1000"]
+    process = start_run(tmp_path / "run", prepared_folder, *more)
+    deadline = time.monotonic() + 60
+    while not any(event["event"] == "step" for event in read_log(tmp_path / "run" / "log.jsonl")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "which is saved: the same command goes on" in told
+    (saved,) = checkpoints(tmp_path / "run" / loop.CHECKPOINTS)
+    assert fault_of(saved) is None
+    request = json.loads((tmp_path / "run" / "request.json").read_text())
+    assert request["settings"][-1] == "train.checkpoint_steps=1000"
+
+
+def test_two_ranks_are_one_with_twice_the_passes(tmp_path: Path, prepared_folder: Path) -> None:
+    """Dropout on: which rank has a micro-batch does not change what is dropped in it. Sums differ in their order."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    more = ["--set", "model.dropout=0.2"]
+    finish_run(two, prepared_folder, *more, "--devices", "2")
+    one.mkdir()
+    for name in ("request.json", "run.json"):  # with the passes that were settled for two
+        (one / name).write_bytes((two / name).read_bytes())
+    finish_run(one, prepared_folder, *more)
+    assert Settled.from_json((two / "run.json").read_text()).about["n_ranks"] == 2
+    losses = [
+        [event["loss"] for event in read_log(folder / "log.jsonl") if event["event"] in ("step", "valid")]
+        for folder in (one, two)
+    ]
+    assert len(losses[0]) == 7
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    (ours, _), (other, _) = load_model(two / "model"), load_model(one / "model")
+    for name, W in ours.weights().items():
+        torch.testing.assert_close(W, other.weights()[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_the_run_and_it_can_go_on(tmp_path: Path, prepared_folder: Path) -> None:
+    more = ["--devices", "2", "--set", "train.max_steps=2000", "--set", "train.checkpoint_steps=50"]
+    process = start_run(tmp_path / "run", prepared_folder, *more)
+    deadline = time.monotonic() + 90
+    while not checkpoints(tmp_path / "run" / loop.CHECKPOINTS):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    ranks = subprocess.run(
+        ["pgrep", "-P", str(torchrun_of(process.pid))], capture_output=True, text=True
+    ).stdout.split()
+    os.kill(int(ranks[-1]), signal.SIGKILL)
+    process.communicate(timeout=90)
+    assert process.returncode != 0
+    saved = checkpoints(tmp_path / "run" / loop.CHECKPOINTS)
+    assert any(fault_of(path) is None for path in saved)
+
+
+def torchrun_of(pid: int) -> int:
+    return int(subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()[0])
+
+
+@pytest.mark.slow
+def test_a_storm_of_kills_ends_with_the_same_bits(tmp_path: Path, prepared_folder: Path) -> None:
+    """Dozens of kills at random moments, writes included; each time the same command goes on."""
+    more = ["--set", "train.max_steps=400", "--set", "train.checkpoint_steps=5", "--set", "model.dropout=0.2"]
+    finish_run(tmp_path / "whole", prepared_folder, *more)
+    rng = np.random.default_rng(7)
+    n_kills = 0
+    for _ in range(60):
+        process = start_run(tmp_path / "run", prepared_folder, *more)
+        try:
+            process.communicate(timeout=float(rng.uniform(2.0, 6.0)))
+            break
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            n_kills += 1
+    finish_run(tmp_path / "run", prepared_folder, *more)
+    assert n_kills >= 5
+    whole, stormed = (load_model(tmp_path / name / "model")[0].weights() for name in ("whole", "run"))
+    assert_same_bits(dict(stormed), dict(whole))
+    steps = [event["step"] for event in read_log(tmp_path / "run" / "log.jsonl") if event["event"] == "valid"]
+    assert steps == sorted(set(steps)), "the log tells each once"
+
+
+@pytest.mark.slow
+def test_a_budget_is_kept(tmp_path: Path) -> None:
+    start = time.monotonic()
+    command = [sys.executable, "-m", "transduce", "train", "tatoeba-40k", "--size", "tiny", "--budget", "60s"]
+    done = subprocess.run([*command, "--out", str(tmp_path / "run")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - start == pytest.approx(60, rel=0.1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_perplexity_is_the_exponential_of_the_loss() -> None:
+    assert loop.Valid(math.log(7), 0.5).perplexity == pytest.approx(7)
+    assert replace(loop.State(), losses={1: 2.0, 2: 1.0, 3: 1.5}).n_since_best() == 1
