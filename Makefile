@@ -6,12 +6,13 @@ BIN := .venv/bin
 
 demo: .venv/.package
 	@rm -rf .demo
-	@$(BIN)/transduce prepare tatoeba-40k --out .demo/prepared --stats
+	@$(BIN)/transduce train tatoeba-40k --out .demo/run --budget 170s
 	@echo
-	@$(BIN)/python -m experiments.copy_task
-	@echo
-	@echo 'Next: $(BIN)/python -m experiments.copy_task --task reverse   another task, another picture'
-	@echo '      $(BIN)/transduce check-paper                            each setting beside the paper'
+	@$(BIN)/transduce runs .demo
+	@echo 'Next: $(BIN)/transduce train YOUR.de YOUR.en --out run          your own two files'
+	@echo '      $(BIN)/transduce prepare tatoeba-40k --out prepared --stats   what is in the data'
+	@echo '      $(BIN)/python -m experiments.copy_task --task reverse     a model that gets everything right'
+	@echo '      $(BIN)/transduce check-paper                              each setting beside the paper'
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -m "not slow"

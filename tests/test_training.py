@@ -330,6 +330,54 @@ def test_a_run_leaves_a_model_and_its_story(tmp_path: Path, prepared_folder: Pat
 
 
 @pytest.mark.usefixtures("quick_choice")
+def test_runs_can_be_compared(tmp_path: Path, prepared_folder: Path) -> None:
+    for name, dropout in (("a", 0.1), ("b", 0.5)):
+        train(tmp_path / name, request_for(prepared_folder, f"model.dropout={dropout}"), quiet, quiet)
+    (tmp_path / "b" / "result.json").unlink()
+    assert [path.name for path in run.find_runs([tmp_path])] == ["a", "b"]
+    first, second = (run.summary_of(path) for path in run.find_runs([tmp_path / "a", tmp_path / "b"]))
+    assert (first["state"], second["state"]) == ("done", "at step 12")
+    assert (first["dropout"], second["dropout"]) == (0.1, 0.5)
+    assert first["perplexity"] == json.loads((tmp_path / "a" / "result.json").read_text())["candidates"][
+        json.loads((tmp_path / "a" / "result.json").read_text())["taken"]
+    ]["perplexity"]  # fmt: skip
+    assert first["data"] == second["data"]
+    assert first["config_hash"] != second["config_hash"]
+    done = subprocess.run([sys.executable, "-m", "transduce", "runs", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"{first['perplexity']:.2f}" in done.stdout
+    assert "at step 12" in done.stdout
+    none = subprocess.run(
+        [sys.executable, "-m", "transduce", "runs", str(prepared_folder)], capture_output=True, text=True
+    )
+    assert (none.returncode, "there is no run in" in none.stderr) == (2, True)
+
+
+BAD: list[tuple[list[str], str]] = [
+    ([], "nothing to train on: give two files"),
+    (["tatoeba-40k", "--size", "huge"], "--size is 'huge', must be one of base, big, small, tiny"),
+    (["tatoeba-40k", "--budget", "soon"], "--budget is 'soon', must be a time such as 90s"),
+    (["tatoeba-40k", "--device", "tpu"], "--device is 'tpu', must be cpu or cuda"),
+    (
+        ["tatoeba-40k", "--set", "train.max_stepz=3"],
+        "'max_stepz' is no field of section train: did you mean max_steps?",
+    ),
+    (["tatoeba-40k", "--from", "nothing"], "nothing/config.json cannot be read (No such file or directory)"),
+    (["tatoeba-40k", "--batch-tokens", "many"], "data.batch_tokens is 'many', must be a whole number"),
+    (["nothing.de", "nothing.en"], "nothing.de is not a file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_input_is_one_line_and_leaves_no_run(tmp_path: Path, arguments: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "transduce", "train", *arguments, "--out", "run", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert message in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("quick_choice")
 def test_another_request_is_refused(tmp_path: Path, prepared_folder: Path) -> None:
     claim(tmp_path / "run", request_for(prepared_folder))
     claim(tmp_path / "run", request_for(prepared_folder))
@@ -400,12 +448,14 @@ def test_fewer_steps_keep_the_rate_at_its_peak() -> None:
     assert peak(short) == pytest.approx(peak(config))
 
 
+def arguments_for(folder: Path, prepared_folder: Path, *more: str) -> list[str]:
+    settings = [part for setting in request_for(prepared_folder).settings for part in ("--set", setting)]
+    return ["train", str(prepared_folder), "--size", "tiny", "--device", "cpu", "--out", str(folder), *settings, *more]
+
+
 def start_run(folder: Path, prepared_folder: Path, *more: str) -> subprocess.Popen[str]:
-    request = request_for(prepared_folder)
-    settings = [part for setting in request.settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "transduce", "train", str(prepared_folder), "--size", "tiny", "--device", "cpu"]
-    return subprocess.Popen([*command, "--out", str(folder), *settings, *more], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)  # fmt: skip
+    command = [sys.executable, "-m", "transduce", *arguments_for(folder, prepared_folder, *more)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish_run(folder: Path, prepared_folder: Path, *more: str) -> str:
@@ -476,28 +526,71 @@ def torchrun_of(pid: int) -> int:
     return int(subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()[0])
 
 
+STORM = ["--set", "train.max_steps=600", "--set", "train.checkpoint_steps=5", "--set", "model.dropout=0.2"]
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, prepared_folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("storm") / "whole"
+    finish_run(folder, prepared_folder, *STORM)
+    return folder
+
+
+def assert_same_end(folder: Path, other: Path) -> None:
+    ours, others = (load_model(path / "model")[0].weights() for path in (folder, other))
+    assert_same_bits(dict(ours), dict(others))
+    steps = [event["step"] for event in read_log(folder / "log.jsonl") if event["event"] == "valid"]
+    assert steps == list(range(5, 601, 5)), "the log tells each once"
+
+
 @pytest.mark.slow
-def test_a_storm_of_kills_ends_with_the_same_bits(tmp_path: Path, prepared_folder: Path) -> None:
-    """Dozens of kills at random moments, writes included; each time the same command goes on."""
-    more = ["--set", "train.max_steps=400", "--set", "train.checkpoint_steps=5", "--set", "model.dropout=0.2"]
-    finish_run(tmp_path / "whole", prepared_folder, *more)
+def test_a_storm_of_kills_ends_with_the_same_bits(tmp_path: Path, prepared_folder: Path, uninterrupted: Path) -> None:
+    """Two dozen kills at random moments; each time the same command goes on."""
     rng = np.random.default_rng(7)
     n_kills = 0
-    for _ in range(60):
-        process = start_run(tmp_path / "run", prepared_folder, *more)
+    for _ in range(24):
+        process = start_run(tmp_path / "run", prepared_folder, *STORM)
         try:
-            process.communicate(timeout=float(rng.uniform(2.0, 6.0)))
+            process.communicate(timeout=float(rng.uniform(1.5, 4.0)))
             break
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
             n_kills += 1
-    finish_run(tmp_path / "run", prepared_folder, *more)
+    finish_run(tmp_path / "run", prepared_folder, *STORM)
     assert n_kills >= 5
-    whole, stormed = (load_model(tmp_path / name / "model")[0].weights() for name in ("whole", "run"))
-    assert_same_bits(dict(stormed), dict(whole))
-    steps = [event["step"] for event in read_log(tmp_path / "run" / "log.jsonl") if event["event"] == "valid"]
-    assert steps == sorted(set(steps)), "the log tells each once"
+    assert_same_end(tmp_path / "run", uninterrupted)
+
+
+KILL_AT = """
+import os, shutil, signal, sys
+module, name, last = {"os": os, "shutil": shutil}[sys.argv[1]], sys.argv[2], int(sys.argv[3])
+real, calls = getattr(module, name), iter(range(1, 10**9))
+def deadly(*arguments, **options):
+    if next(calls) == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments, **options)
+setattr(module, name, deadly)
+sys.argv = ["transduce", *sys.argv[4:]]
+from transduce.cli import main
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_inside_each_write_loses_nothing(tmp_path: Path, prepared_folder: Path, uninterrupted: Path) -> None:
+    """Before a file is on disk, before a folder has its name, before an old one is gone: wherever a write can end."""
+    places = [("os", "fsync", n) for n in (1, 2, 4, 7, 11, 19)] + [("os", "rename", n) for n in (1, 2, 5)]
+    places += [("shutil", "rmtree", n) for n in (1, 2, 4)] + [("os", "replace", n) for n in (1, 2)]
+    n_killed = 0
+    for module, name, n in places:
+        command = arguments_for(tmp_path / "run", prepared_folder, *STORM)
+        done = subprocess.run([sys.executable, "-c", KILL_AT, module, name, str(n), *command], capture_output=True)
+        n_killed += done.returncode == -signal.SIGKILL
+    assert n_killed > len(places) // 2
+    finish_run(tmp_path / "run", prepared_folder, *STORM)
+    assert_same_end(tmp_path / "run", uninterrupted)
+    assert not list((tmp_path / "run").rglob("*.unfinished"))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 
 from transduce import __version__
 from transduce.config import PRESETS, RunConfig, override
-from transduce.errors import ConfigError, TransduceError
+from transduce.errors import ConfigError, DataError, TransduceError
 
 app = typer.Typer(
     help="The Transformer of “Attention Is All You Need” as real software.",
@@ -319,6 +319,32 @@ def train_command(
         result = train(out, request, tell, progress)
     if os.environ.get("RANK", "0") == "0":
         show_result(console_for_stdout(), out, result, read_log(out / LOG))
+
+
+@app.command("runs")
+def runs_command(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold them.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Compare runs: what they are, how far they came, how good they are.
+
+    Examples:
+
+      transduce runs run-1 run-2
+
+      transduce runs experiments/*
+    """
+    from transduce.show import console_for_stdout, show_runs
+    from transduce.training.run import find_runs, summary_of
+
+    found = find_runs(folders)
+    if not found:
+        raise DataError(f"there is no run in {', '.join(map(str, folders))}: give folders that transduce train wrote")
+    summaries = [summary_of(folder) for folder in found]
+    if as_json:
+        print(json.dumps(summaries, indent=2))
+    else:
+        show_runs(console_for_stdout(), summaries)
 
 
 def read_config(name: str) -> RunConfig:

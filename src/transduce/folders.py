@@ -96,7 +96,7 @@ def _umask() -> int:
 
 def write_whole(path: Path, text: str) -> None:
     """A file, in the same way; it may replace one."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
+    unfinished = path.with_name(f".{path.name}{UNFINISHED}")  # what a kill leaves, the next write takes
     try:
         with told_of(path):
             unfinished.write_text(text, encoding="utf-8")

@@ -313,6 +313,24 @@ def show_result(console: Console, out: Path, result: Mapping[str, Any], events: 
     console.print(f"{result['steps']:,} steps, {result['target_tokens']:,} target tokens, {_time(result['seconds'])}")
 
 
+def show_runs(console: Console, summaries: list[dict[str, Any]]) -> None:
+    table = Table("run", "state", "size", box=box.SIMPLE)
+    for name in ("parameters", "steps", "batch", "dropout", "seed", "perplexity", "accuracy", "time"):
+        table.add_column(name, justify="right")
+    for name in ("config", "data"):
+        table.add_column(name)
+    for one in summaries:
+        perplexity = "" if one["perplexity"] is None else f"{one['perplexity']:.2f}"
+        accuracy = "" if one["accuracy"] is None else f"{one['accuracy']:.1%}"
+        table.add_row(
+            escape(one["run"]), one["state"], escape(one["size"]), f"{one['parameters'] / 1e6:.1f} M",
+            f"{one['steps']:,}",
+            f"{one['batch_tokens']:,}", f"{one['dropout']:g}", str(one["seed"]), perplexity, accuracy,
+            "" if one["seconds"] is None else _time(one["seconds"]), one["config_hash"], one["data"],
+        )  # fmt: skip
+    console.print(table)
+
+
 def _time(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"

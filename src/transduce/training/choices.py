@@ -56,12 +56,8 @@ class Choices:
 
 def choose(config: RunConfig, device: str | None, n_ranks: int, deterministic: bool) -> Choices:
     """`device` None: a GPU where there is one."""
-    has_gpu = torch.cuda.is_available()
-    if device not in (None, "cpu", "cuda"):
-        raise ConfigError(f"--device is {device!r}, must be cpu or cuda: leave it out to take what there is")
-    if device == "cuda" and not has_gpu:
-        raise ConfigError("--device is cuda, but there is no GPU that PyTorch can use: leave it out")
-    device = device or ("cuda" if has_gpu else "cpu")
+    check_device(device)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     share = -(-config.data.batch_tokens // n_ranks)
     if device == "cuda":
         return Choices(
@@ -81,6 +77,13 @@ def choose(config: RunConfig, device: str | None, n_ranks: int, deterministic: b
         micro_tokens=min(share, CPU_MICRO_TOKENS),
         deterministic=deterministic,
     )
+
+
+def check_device(device: str | None) -> None:
+    if device not in (None, "cpu", "cuda"):
+        raise ConfigError(f"--device is {device!r}, must be cpu or cuda: leave it out to take what there is")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device is cuda, but there is no GPU that PyTorch can use: leave it out")
 
 
 def fastest_on_cpu(model: ModelConfig, n_ranks: int) -> tuple[Dtype, int]:

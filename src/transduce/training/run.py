@@ -16,11 +16,12 @@ import json
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -31,14 +32,14 @@ import torch
 from torch import Tensor
 
 from transduce import __version__
-from transduce.checkpoint import CONFIG, SUBWORDS, Origin, load_model, load_origin, save_model
+from transduce.checkpoint import CONFIG, SUBWORDS, Origin, load_config, load_model, load_origin, save_model
 from transduce.config import PRESETS, RunConfig, override, with_model
 from transduce.data import corpora
 from transduce.data.prepare import Prepared, Progress, prepare
 from transduce.data.subword import Subwords
-from transduce.errors import ConfigError, DataError, ModelFolderError
-from transduce.folders import write_whole
-from transduce.training.choices import Choices, choose, processor
+from transduce.errors import ConfigError, DataError, ModelFolderError, TransduceError
+from transduce.folders import UNFINISHED, write_whole
+from transduce.training.choices import Choices, check_device, choose, processor
 from transduce.training.dial import dial, with_steps
 from transduce.training.distributed import Group
 from transduce.training.loop import Speed, Tell, Trainer
@@ -97,13 +98,18 @@ def train(folder: Path, request: Request, tell: Tell, progress: Progress) -> dic
     journal = Journal(folder, tell) if rank == 0 else None
     hear = journal.tell if journal else (lambda event: None)
     if rank == 0:
+        check(request)
         claim(folder, request)
-        if (folder / RESULT).exists() and (folder / MODEL).exists():
-            return _read(folder / RESULT)
         if not (folder / RUN).exists():
-            trainer = settle(folder, request, n_ranks, began, hear, progress)
+            try:
+                trainer = settle(folder, request, n_ranks, began, hear, progress)
+            except TransduceError:
+                _give_up(folder)
+                raise
     else:
         _wait_for(folder / RUN)
+    if (folder / RESULT).exists() and (folder / MODEL).exists():
+        return _read(folder / RESULT)
     settled = Settled.from_json((folder / RUN).read_text(encoding="utf-8"))
     prepared = find_prepared(folder, request)
     group = Group.start(settled.choices.device)
@@ -126,6 +132,32 @@ def train(folder: Path, request: Request, tell: Tell, progress: Progress) -> dic
     return result
 
 
+def check(request: Request) -> None:
+    """What can be refused before anything is written."""
+    if request.size is not None and request.size not in PRESETS:
+        raise ConfigError(f"--size is {request.size!r}, must be one of {', '.join(PRESETS)}: or leave it to us")
+    if request.budget is not None:
+        parse_budget(request.budget)
+    check_device(request.device)
+    override(PRESETS[request.size or "small"](), settings_of(request))
+    if request.from_model is not None:
+        load_config(model_folder(Path(request.from_model)))
+    if request.prepared is None:
+        corpora.choose(**request.data)
+
+
+def settings_of(request: Request) -> list[str]:
+    """`--set`, which is asked last and so decides, after what other flags say the same way."""
+    is_number = request.batch_tokens not in (None, "auto")
+    return [*([f"data.batch_tokens={request.batch_tokens}"] if is_number else []), *request.settings]
+
+
+def _give_up(folder: Path) -> None:
+    """A run that was refused before it had data leaves nothing; one that has its data can be asked for again."""
+    if not (folder / PREPARED).exists() and not (folder / RUN).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def claim(folder: Path, request: Request) -> None:
     """The folder is ours, new, or refused."""
     path, wanted = folder / REQUEST, json.loads(json.dumps(asdict(request)))
@@ -137,7 +169,7 @@ def claim(folder: Path, request: Request) -> None:
                 f"{folder} holds a run that was asked for otherwise ({', '.join(differing)} differ): give the same "
                 "command to go on with it, or another --out"
             )
-    elif folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and any(not inside.name.endswith(UNFINISHED) for inside in folder.iterdir()):
         raise ConfigError(f"{folder} holds something that is no run: choose another --out")
     else:
         folder.mkdir(parents=True, exist_ok=True)
@@ -222,22 +254,15 @@ def model_folder(path: Path) -> Path:
 def configure(
     request: Request, prepared: Prepared, parent: Parent | None, most_tokens: float | None = None
 ) -> tuple[RunConfig, str]:
-    """By `--from`, `--size` or the dial; then `--batch-tokens` and `--set`, which are asked last and so decide."""
+    """By `--from`, `--size` or the dial; then by what was set."""
     n_entries = len(prepared.subwords)
     is_on_gpu = (request.device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cuda"
-    if request.size is not None and request.size not in PRESETS:
-        raise ConfigError(
-            f"--size is {request.size!r}, must be one of {', '.join(PRESETS)}: leave it out to let us choose"
-        )
     n_tokens = int(max(length_N.sum() for length_N in prepared.train.lengths()))
     config, size = dial(len(prepared.train), n_tokens, is_on_gpu, request.size, most_tokens)
     if parent is not None:
         config, size = replace(config, model=parent.config.model), f"that of {request.from_model}"
     config = with_model(config, source_vocab_size=n_entries, target_vocab_size=n_entries)
-    settings = list(request.settings)
-    if request.batch_tokens not in (None, "auto"):
-        settings.insert(0, f"data.batch_tokens={request.batch_tokens}")
-    return override(config, settings), size
+    return override(config, settings_of(request)), size
 
 
 def in_time(config: RunConfig, speed: Speed, budget: float | None, spent: float) -> RunConfig:
@@ -325,8 +350,9 @@ class Journal:
         self.also(event)
 
     def _strike_out_after(self, step: int) -> None:
-        kept = [json.dumps(event) + "\n" for event in read_log(self.path) if event["step"] <= step]
-        write_whole(self.path, "".join(kept))
+        """The validation of the step too: it is saved before it is validated, and will be validated again."""
+        known = [e for e in read_log(self.path) if e["step"] < step or (e["step"] == step and e["event"] != "valid")]
+        write_whole(self.path, "".join(json.dumps(event) + "\n" for event in known))
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -375,3 +401,39 @@ def start_ranks(n_ranks: int, arguments: list[str]) -> int:
     """The same command in so many processes on this machine, by torchrun. Returns its exit code."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}"]
     return subprocess.call([*command, "-m", "transduce", *arguments])
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """Those that are runs, and the runs inside those that are not."""
+    found = []
+    for folder in folders:
+        found += [folder] if (folder / RUN).exists() else sorted(path.parent for path in folder.glob(f"*/{RUN}"))
+    return found
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """What a table of runs shows; None for what a run has not come to yet."""
+    settled = Settled.from_json((folder / RUN).read_text(encoding="utf-8"))
+    events = read_log(folder / LOG)
+    step = max((event["step"] for event in events), default=0)
+    valid = [event for event in events if event["event"] == "valid"]
+    result = _read(folder / RESULT) if (folder / RESULT).exists() else None
+    taken = result["candidates"][result["taken"]] if result else min(valid, key=lambda e: e["loss"], default={})
+    seconds = [event["seconds"] for event in events if event["event"] == "step"]
+    forecast = settled.about["forecast"]
+    return {
+        "run": str(folder),
+        "state": "done" if result else f"at step {step:,}",
+        "size": forecast["size"],
+        "parameters": forecast["parameters"],
+        "steps": settled.config.train.max_steps,
+        "batch_tokens": settled.config.data.batch_tokens,
+        "dropout": settled.config.model.dropout,
+        "seed": settled.config.train.seed,
+        "perplexity": taken.get("perplexity"),
+        "accuracy": taken.get("accuracy"),
+        "seconds": seconds[-1] if seconds else None,
+        "device": settled.about["device"],
+        "config_hash": settled.config.hash(),
+        "data": settled.about["data"]["train"][:12],
+    }
