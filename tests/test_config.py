@@ -45,6 +45,7 @@ def other_value(section: str, name: str) -> Any:
     """A value that the field does not have in `base()`, or None where there is but one."""
     value = getattr(getattr(base(), section), name)
     chosen: dict[str, Any] = {"pad_id": 5, "bos_id": 6, "eos_id": 7, "attention_window": 3, "n_encoder_layers": 2}
+    chosen |= {"clip_norm": 0.5, "checkpoint_steps": 11, "patience": 13}
     words = {"tied_embeddings": "two", "norm": "pre", "positions": "learned", "activation": "gelu"}
     if name in chosen | words:
         return (chosen | words)[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from tests.test_prepare import sentences, write_pairs
@@ -35,6 +37,7 @@ from transduce.checkpoint import average, checkpoints, fault_of, load_checkpoint
 from transduce.data.corpora import find_corpus
 from transduce.data.prepare import Prepared, prepare
 from transduce.errors import DataError
+from transduce.show import TrainingDisplay
 from transduce.training import loop, run
 from transduce.training.choices import Choices
 from transduce.training.dial import dial, with_steps
@@ -233,6 +236,27 @@ def test_running_out_of_memory_splits_the_pass_and_loses_no_example(tmp_path: Pa
     assert load_checkpoint(checkpoints(tmp_path / "split" / loop.CHECKPOINTS)[0])[2]["micro_limit"] == limits[-1]
 
 
+def test_what_fits_is_found_before_the_first_step(tmp_path: Path, prepared: Prepared) -> None:
+    trainer = trainer_for(tmp_path, prepared, config_for())
+    assert trainer.fits() == CPU.micro_tokens
+    before = weights_of(trainer)
+    Fault(trainer, lambda ids: ids[0].shape[0] * max(ids[0].shape[1], ids[1].shape[1]) > 100, out_of_memory)
+    assert 40 <= trainer.fits() <= 100
+    assert_same_bits(weights_of(trainer), before)
+    assert trainer.state == loop.State()
+
+
+def test_calibration_leaves_no_trace(tmp_path: Path, prepared: Prepared) -> None:
+    trainer = trainer_for(tmp_path, prepared, config_for())
+    before = weights_of(trainer)
+    speed = trainer.calibrate(0.05)
+    assert speed.seconds_per_step > 0
+    assert speed.tokens_per_second > 0
+    assert_same_bits(weights_of(trainer), before)
+    assert trainer.state == loop.State()
+    assert not any(trainer.optimiser.state.values())
+
+
 def test_a_pair_that_does_not_fit_at_all_ends_the_run(tmp_path: Path, prepared: Prepared) -> None:
     trainer = trainer_for(tmp_path, prepared, config_for())
     Fault(trainer, lambda ids: True, out_of_memory)
@@ -351,6 +375,28 @@ def test_runs_can_be_compared(tmp_path: Path, prepared_folder: Path) -> None:
         [sys.executable, "-m", "transduce", "runs", str(prepared_folder)], capture_output=True, text=True
     )
     assert (none.returncode, "there is no run in" in none.stderr) == (2, True)
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_a_terminal_is_shown_bars_and_every_event_has_words(
+    tmp_path: Path, prepared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120, highlight=False)
+    display = TrainingDisplay(console, tmp_path, quiet=False, tensorboard=False)
+    with display.live:
+        display.told("reading", 10, None)
+        train(tmp_path / "run", request_for(prepared_folder), display.tell, display.told)
+        for event in ({"event": "out of memory", "step": 3, "micro_limit": 500}, {"event": "bad step", "step": 4},
+                      {"event": "damaged", "step": 5, "fault": "x"}, {"event": "resumed", "step": 6}):  # fmt: skip
+            display.tell(event)
+    shown = screen.getvalue()
+    for part in ("parameters", "step 12 of 12", "validation perplexity", "tokens/s", "out of memory; a pass holds 500",
+                 "is no number", "is damaged (x)", "going on from step 6"):  # fmt: skip
+        assert part in shown, part
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ConfigError, match="--tensorboard needs the package tensorboard: pip install tensorboard"):
+        TrainingDisplay(console, tmp_path, quiet=False, tensorboard=True)
 
 
 BAD: list[tuple[list[str], str]] = [

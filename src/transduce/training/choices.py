@@ -22,8 +22,6 @@ Dtype = Literal["float32", "bfloat16"]
 
 CPU_MICRO_TOKENS = 4096
 """On a CPU a larger pass only leaves its caches."""
-WORTH_COMPILING = 2000
-"""Steps: compiling takes a minute or so, and a step of a large model gains some tens of milliseconds."""
 MEASURED_SECONDS = 1.0
 
 
@@ -54,7 +52,7 @@ class Choices:
         return torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16")
 
 
-def choose(config: RunConfig, device: str | None, n_ranks: int, deterministic: bool) -> Choices:
+def choose(config: RunConfig, device: str | None, n_ranks: int, deterministic: bool, with_compile: bool) -> Choices:
     """`device` None: a GPU where there is one."""
     check_device(device)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -64,7 +62,7 @@ def choose(config: RunConfig, device: str | None, n_ranks: int, deterministic: b
             device=device,
             dtype="bfloat16" if torch.cuda.is_bf16_supported() else "float32",
             n_threads=torch.get_num_threads(),
-            compile=config.train.max_steps >= WORTH_COMPILING,
+            compile=with_compile,
             micro_tokens=share,
             deterministic=deterministic,
         )
@@ -73,7 +71,7 @@ def choose(config: RunConfig, device: str | None, n_ranks: int, deterministic: b
         device=device,
         dtype=dtype,
         n_threads=n_threads,
-        compile=False,  # needs a C++ compiler, and gains little here: see benchmarks/LOG.md
+        compile=with_compile,
         micro_tokens=min(share, CPU_MICRO_TOKENS),
         deterministic=deterministic,
     )

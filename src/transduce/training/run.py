@@ -69,6 +69,7 @@ class Request:
     device: str | None = None
     batch_tokens: str | None = None
     deterministic: bool = False
+    compile: bool = False
 
 
 @dataclass
@@ -189,7 +190,7 @@ def settle(folder: Path, request: Request, n_ranks: int, began: float, tell: Tel
     if parent is not None and prepared.subwords.sha256 != parent.subwords.sha256:
         raise DataError(f"{prepared.folder} has other subwords than {request.from_model}: give the text instead")
     config, size = configure(request, prepared, parent)
-    choices = choose(config, request.device, n_ranks, request.deterministic)
+    choices = choose(config, request.device, n_ranks, request.deterministic, request.compile)
     trainer = _trainer(folder, request, config, choices, prepared, tell)
     if request.batch_tokens == "auto" and (fits := trainer.fits()) < choices.micro_tokens:
         choices = replace(choices, micro_tokens=fits)
