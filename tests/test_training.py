@@ -38,7 +38,7 @@ from transduce.data.corpora import find_corpus
 from transduce.data.prepare import Prepared, prepare
 from transduce.errors import DataError
 from transduce.show import TrainingDisplay
-from transduce.training import loop, run
+from transduce.training import choices, loop, run
 from transduce.training.choices import Choices
 from transduce.training.dial import dial, with_steps
 from transduce.training.distributed import Group
@@ -449,6 +449,22 @@ def test_a_run_goes_on_from_a_model(tmp_path: Path, prepared_folder: Path) -> No
     assert config.model == first.config
     for name, W in second.weights().items():
         torch.testing.assert_close(W, first.weights()[name])
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_a_pass_holds_the_longest_sentence(tmp_path: Path) -> None:
+    long = ("ein Haus und " * 1000, "a house and " * 1000)
+    files = write_pairs(tmp_path, "a", [*sentences(60), long, (long[0] + "mehr", long[1] + "more")])
+    settings = DataConfig(max_characters=50_000, valid_pairs=0)
+    prepare([find_corpus(files, None)], tmp_path / "prepared", settings, vocab_size=300)
+    longest = int(max(length_N.max() for length_N in Prepared(tmp_path / "prepared").train.lengths()))
+    assert longest > 2048
+    config, _ = run.configure(
+        Request(prepared="x", device="cpu"), Prepared(tmp_path / "prepared"), None, most_tokens=1.0
+    )
+    assert config.data.batch_tokens == longest
+    chosen = choices.choose(config, "cpu", 8, longest, False, False)
+    assert chosen.micro_tokens == longest
 
 
 def test_the_log_forgets_what_the_checkpoint_does_not_know(tmp_path: Path) -> None:

@@ -52,11 +52,13 @@ class Choices:
         return torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16")
 
 
-def choose(config: RunConfig, device: str | None, n_ranks: int, deterministic: bool, with_compile: bool) -> Choices:
-    """`device` None: a GPU where there is one."""
+def choose(
+    config: RunConfig, device: str | None, n_ranks: int, longest: int, deterministic: bool, with_compile: bool
+) -> Choices:
+    """`device` None: a GPU where there is one. `longest`: tokens of a sentence, which a pass must hold."""
     check_device(device)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    share = -(-config.data.batch_tokens // n_ranks)
+    share = min(config.data.batch_tokens, max(longest, -(-config.data.batch_tokens // n_ranks)))
     if device == "cuda":
         return Choices(
             device=device,
@@ -72,7 +74,7 @@ def choose(config: RunConfig, device: str | None, n_ranks: int, deterministic: b
         dtype=dtype,
         n_threads=n_threads,
         compile=with_compile,
-        micro_tokens=min(share, CPU_MICRO_TOKENS),
+        micro_tokens=min(share, max(longest, CPU_MICRO_TOKENS)),
         deterministic=deterministic,
     )
 

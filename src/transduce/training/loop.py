@@ -96,8 +96,6 @@ class Speed(NamedTuple):
     seconds_per_save: float
     tokens_per_second: float
     memory_bytes: int
-    longest: int
-    """Tokens of the longest sentence: a batch cannot be smaller."""
 
 
 class Share(NamedTuple):
@@ -174,7 +172,6 @@ class Trainer:
             seconds_per_save=16 * sum(p.numel() for p in self.parameters) / DISK_BYTES_PER_SECOND,
             tokens_per_second=n_tokens / spent,
             memory_bytes=self.memory_bytes(),
-            longest=int(self.layout.shape_K2.max()),
         )
         self.begin(self.config, self.group)
         return speed

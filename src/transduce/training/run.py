@@ -190,7 +190,8 @@ def settle(folder: Path, request: Request, n_ranks: int, began: float, tell: Tel
     if parent is not None and prepared.subwords.sha256 != parent.subwords.sha256:
         raise DataError(f"{prepared.folder} has other subwords than {request.from_model}: give the text instead")
     config, size = configure(request, prepared, parent)
-    choices = choose(config, request.device, n_ranks, request.deterministic, request.compile)
+    longest = int(max(length_N.max() for length_N in prepared.train.lengths()))
+    choices = choose(config, request.device, n_ranks, longest, request.deterministic, request.compile)
     trainer = _trainer(folder, request, config, choices, prepared, tell)
     if request.batch_tokens == "auto" and (fits := trainer.fits()) < choices.micro_tokens:
         choices = replace(choices, micro_tokens=fits)
@@ -258,11 +259,15 @@ def configure(
     """By `--from`, `--size` or the dial; then by what was set."""
     n_entries = len(prepared.subwords)
     is_on_gpu = (request.device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cuda"
-    n_tokens = int(max(length_N.sum() for length_N in prepared.train.lengths()))
+    lengths = prepared.train.lengths()
+    n_tokens = int(max(length_N.sum() for length_N in lengths))
     config, size = dial(len(prepared.train), n_tokens, is_on_gpu, request.size, most_tokens)
     if parent is not None:
         config, size = replace(config, model=parent.config.model), f"that of {request.from_model}"
     config = with_model(config, source_vocab_size=n_entries, target_vocab_size=n_entries)
+    # A batch holds at least one pair, however short the time is.
+    batch_tokens = max(config.data.batch_tokens, *(int(length_N.max()) for length_N in lengths))
+    config = replace(config, data=replace(config.data, batch_tokens=batch_tokens))
     return override(config, settings_of(request)), size
 
 
