@@ -401,6 +401,25 @@ def test_fields_inside_fields_and_bytes_that_are_no_text(tmp_path: Path) -> None
     assert json.loads(done.stdout)["corpora"][0]["dropped"]["not valid UTF-8"] == 1
 
 
+def test_blank_lines_in_tables_are_pairs_of_blanks(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("ein Haus\ta house\n\n")
+    (tmp_path / "a.jsonl").write_text('{"de": "ein Haus", "en": "a house"}\n\n')
+    for name in ("a.tsv", "a.jsonl"):
+        corpus = find_corpus([str(tmp_path / name)], ("de", "en"))
+        assert list(corpus.read([])) == [(b"ein Haus", b"a house"), (b"", b"")]
+
+
+def test_text_without_validation_is_told(tmp_path: Path) -> None:
+    done = run(
+        "prepare", *write_pairs(tmp_path, "a", sentences(3)), "--out", tmp_path / "out", "--set", "data.valid_pairs=0"
+    )
+    assert "validation: none, so that training cannot tell how good it gets" in done.stdout
+    odd = write_pairs(tmp_path, "b", [("\u2585", "\u2585\u2585")])
+    done = run("prepare", *odd, "--out", tmp_path / "odd", "--keep-all", "--set", "data.valid_pairs=0", "-q")
+    assert done.returncode in (0, 2)
+    assert "Traceback" not in done.stderr
+
+
 def test_memory_does_not_follow_the_length_of_lines() -> None:
     long = [(b"x" * 100_000, b"y" * 100_000)] * 200
     assert max(len(chunk.pairs) for chunk in chunks(long)) < 60

@@ -94,6 +94,8 @@ def show_report(console: Console, report: Report, out: Path) -> None:
             f"validation: {report.valid.n_pairs:,} pairs, those whose source hashes to the first 1/"
             f"{round(1 / report.held_out_share)}: the same on every machine and in any order"
         )
+    if report.valid.n_pairs == 0:
+        console.print("validation: none, so that training cannot tell how good it gets: give --valid, or more text")
     chosen = "as asked" if report.vocab_size_given else "from the size of the corpus"
     tags = f"; tags for {', '.join(report.tagged_languages)}" if report.tagged_languages else ""
     console.print(f"subwords: {report.vocab_size:,} entries, {chosen}{tags}")

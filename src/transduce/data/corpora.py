@@ -294,7 +294,7 @@ def read_pairs(
 def read_tsv(path: str | Path, columns: tuple[int, int] = (1, 2), digest: Digest | None = None) -> Iterator[RawPair]:
     """Columns, counted from 1, between tabs."""
     for number, line in enumerate(read_lines(path, digest), 1):
-        cells = line.split(b"\t")
+        cells = line.split(b"\t") if line.strip() else [b""] * max(columns)  # a blank line is a pair of blanks
         if len(cells) < max(columns):
             raise DataError(f"{path}, line {number}: has {len(cells)} columns, must have {max(columns)}: mend the line")
         yield cells[columns[0] - 1], cells[columns[1] - 1]
@@ -303,6 +303,9 @@ def read_tsv(path: str | Path, columns: tuple[int, int] = (1, 2), digest: Digest
 def read_jsonl(path: str | Path, fields: tuple[str, str], digest: Digest | None = None) -> Iterator[RawPair]:
     """Fields of one JSON object a line."""
     for number, line in enumerate(read_lines(path, digest), 1):
+        if not line.strip():
+            yield b"", b""
+            continue
         try:
             # Bytes that are no UTF-8 are for cleaning to find, like those of any other file.
             found = json.loads(line.decode("utf-8", "surrogateescape"))

@@ -70,7 +70,7 @@ class Subwords:
         except RuntimeError as error:
             most, least = _bounds(str(error))
             if most is None and least is None:
-                raise
+                raise DataError("subwords cannot be learnt from this text: give text with letters in it") from None
             if not is_exact and least is not None:  # a script of thousands of characters
                 return cls(_train(counts, least + vocab_size, tags, is_exact))
             bound = f"allows at most {most}: lower it" if least is None else f"needs at least {least}: raise it"
