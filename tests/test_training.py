@@ -457,14 +457,38 @@ def test_a_pass_holds_the_longest_sentence(tmp_path: Path) -> None:
     files = write_pairs(tmp_path, "a", [*sentences(60), long, (long[0] + "mehr", long[1] + "more")])
     settings = DataConfig(max_characters=50_000, valid_pairs=0)
     prepare([find_corpus(files, None)], tmp_path / "prepared", settings, vocab_size=300)
-    longest = int(max(length_N.max() for length_N in Prepared(tmp_path / "prepared").train.lengths()))
-    assert longest > 2048
+    longest = run.longest_of(Prepared(tmp_path / "prepared"))
+    assert longest == max(int(length_N.max()) for length_N in Prepared(tmp_path / "prepared").train.lengths()) > 2048
     config, _ = run.configure(
         Request(prepared="x", device="cpu"), Prepared(tmp_path / "prepared"), None, most_tokens=1.0
     )
     assert config.data.batch_tokens == longest
     chosen = choices.choose(config, "cpu", 8, longest, False, False)
     assert chosen.micro_tokens == longest
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_a_model_with_tags_keeps_them_when_it_is_tuned_on_one_direction(tmp_path: Path) -> None:
+    files = write_pairs(tmp_path, "a", sentences(60))
+    both = replace(find_corpus(files, None), both_ways=True)
+    prepare([both], tmp_path / "both", DataConfig(valid_pairs=0), vocab_size=320)
+    subwords = Prepared(tmp_path / "both").subwords
+    assert subwords.languages() == ["en", "de"]
+    prepare([find_corpus(files, None)], tmp_path / "one", DataConfig(valid_pairs=0), subwords=subwords)
+    examples = Prepared(tmp_path / "one").train
+    batch = examples.batch(np.array([0]), (60, 60), tiny().model)
+    assert batch.source_BS[0, 0] == subwords.tag("en")
+    other = write_pairs(tmp_path, "b", sentences(60), "de-fr")
+    with pytest.raises(DataError, match="there is no tag for language 'fr': choose from en, de"):
+        prepare([find_corpus(other, None)], tmp_path / "none", DataConfig(valid_pairs=0), subwords=subwords)
+
+
+def test_calibration_takes_one_share_of_many(tmp_path: Path, prepared: Prepared) -> None:
+    trainer = trainer_for(tmp_path, prepared, config_for())
+    whole, share = first_share(trainer), next(iter(trainer.shares(0, 0, 2)))
+    assert share.numbers == whole.numbers[::2]
+    assert share.n_target_tokens == whole.n_target_tokens
+    assert trainer.calibrate(0.01, n_ranks=2).tokens_per_second > 0
 
 
 def test_the_log_forgets_what_the_checkpoint_does_not_know(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from transduce.config import RunConfig
-from transduce.data.subword import Subwords
+from transduce.data.subword import SUBWORDS, Subwords
 from transduce.errors import ConfigError, ModelFolderError
 from transduce.folders import whole_folder
 from transduce.model import Transformer
@@ -38,7 +38,6 @@ from transduce.model import Transformer
 FORMAT_VERSION = 1
 CONFIG = "config.json"
 WEIGHTS = "weights.safetensors"
-SUBWORDS = "subwords.model"
 OPTIMISER, STATE, MANIFEST = "optimiser.safetensors", "state.json", "manifest.json"
 
 
@@ -91,25 +90,6 @@ def load_config(folder: str | Path) -> RunConfig:
         return RunConfig.from_json(settings)
     except ConfigError as error:
         raise ModelFolderError(f"{path}: {error}") from None
-
-
-def load_origin(folder: str | Path) -> Origin:
-    """Empty for a model that was not trained on text."""
-    load_config(folder)  # which refuses what is no model folder
-    values = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8")).get("origin")
-    try:
-        return (
-            Origin()
-            if values is None
-            else Origin(
-                directions=tuple((source, target) for source, target in values["directions"]),
-                tagged_languages=tuple(values["tagged_languages"]),
-                longest_source=values["longest_source"],
-                longest_target=values["longest_target"],
-            )
-        )
-    except (TypeError, ValueError, KeyError):
-        raise ModelFolderError(f"{folder}: its origin is damaged: copy the folder again") from None
 
 
 def load_model(folder: str | Path, device: str | torch.device = "cpu") -> tuple[Transformer, RunConfig]:

@@ -32,7 +32,7 @@ def ordered_map(function: Callable[[Task], Result], tasks: Iterable[Task], n_pro
     if n_processes == 1:
         yield from map(function, tasks)
         return
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = environment_of_children()
     children = [
         subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         for _ in range(n_processes)
@@ -52,6 +52,16 @@ def ordered_map(function: Callable[[Task], Result], tasks: Iterable[Task], n_pro
         for child in children:
             child.kill()
             child.communicate()
+
+
+def environment_of_children() -> dict[str, str]:
+    """They must find what we found, wherever it was."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def n_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _send(child: subprocess.Popen[bytes], what: Any) -> None:

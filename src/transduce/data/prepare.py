@@ -29,14 +29,14 @@ from transduce.config import DataConfig
 from transduce.data.batches import Examples
 from transduce.data.cleaning import CHUNK, Kept, Seen, Tally, chunks, clean, keep_all
 from transduce.data.corpora import PACKED, Corpus, Digest, RawPair
-from transduce.data.parallel import ordered_map
+from transduce.data.parallel import n_cores, ordered_map
 from transduce.data.store import Encoded, Store, StoredCorpus, StoreWriter, id_type
-from transduce.data.subword import Subwords, vocab_size_for
+from transduce.data.subword import SUBWORDS, Subwords, vocab_size_for
 from transduce.errors import DataError
 from transduce.folders import told_of, whole_folder
 
 FORMAT_VERSION = 1
-REPORT, SUBWORDS, TRAIN, VALID = "report.json", "subwords.model", "train.tokens", "valid.tokens"
+REPORT, TRAIN, VALID = "report.json", "train.tokens", "valid.tokens"
 HASH_BLOCK = 1_000_000
 MOST_PAIRS = 1_000_000
 """Subwords are learnt from so many, drawn with equal chance: more only take longer."""
@@ -202,8 +202,12 @@ def prepare(
             split = hold_out(spools, valid_spools, config.valid_pairs)
         if not split.n_train:
             raise DataError(_nothing_left(spools))
-        languages = tagged_languages(corpora)
-        if subwords is None:
+        if subwords is not None:  # a model that wants tags wants them of every source
+            languages = subwords.languages()
+            for _, target in directions(corpora) if languages or tagged_languages(corpora) else []:
+                subwords.tag(target)  # refuses one that the model does not know
+        else:
+            languages = tagged_languages(corpora)
             with _timed(seconds, "learn subwords"):
                 progress("learning subwords", 0, None)
                 size = vocab_size or vocab_size_for(split.n_train)
@@ -385,8 +389,7 @@ def _refuse_strange_directions(corpora: Sequence[Corpus], valid: Sequence[Corpus
 def n_processes_for(corpora: Sequence[Corpus]) -> int:
     """All that we may use, unless there is too little to do."""
     n_bytes = sum(path.stat().st_size * (4 if path.suffix in PACKED[1:] else 1) for c in corpora for path in c.files)
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(n_cores, 1 + n_bytes // WORTH_A_PROCESS)
+    return min(n_cores(), 1 + n_bytes // WORTH_A_PROCESS)
 
 
 @contextmanager

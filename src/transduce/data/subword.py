@@ -23,6 +23,8 @@ ESCAPE, SPACE_MARK = "\ue000", "\u2581"
 ESCAPES = {ESCAPE: ESCAPE * 2, SPACE_MARK: ESCAPE + "\ue001"}
 UNESCAPES = {escaped: plain for plain, escaped in ESCAPES.items()}
 
+SUBWORDS = "subwords.model"
+"""The name of its file, in a model folder and among prepared data."""
 MOST_KINDS = 2_000_000
 """When more words are known than this, in learning, the rarest are forgotten: memory is bounded."""
 LONGEST_TO_LEARN = 10_000
@@ -135,11 +137,16 @@ class Subwords:
         pieces: list[str] = self._processor.id_to_piece(list(ids))
         return pieces
 
+    def languages(self) -> list[str]:
+        """Those that have a tag."""
+        ids = [i for i in range(len(self)) if self._processor.is_control(i)]
+        return [piece[2:-1] for piece in self.pieces(ids) if piece.startswith("<2")]
+
     def tag(self, language: str) -> int:
         """The id that asks for a translation into `language`."""
         tag = self._processor.piece_to_id(_tag(language))
         if tag == self._processor.unk_id():
-            known = [piece[2:-1] for piece in self.pieces(range(len(self))) if re.fullmatch(r"<2[^>]+>", piece)]
+            known = self.languages()
             remedy = f"choose from {', '.join(known)}" if known else "this model has one direction and takes no tag"
             raise DataError(f"there is no tag for language {language!r}: {remedy}")
         return int(tag)

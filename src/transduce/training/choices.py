@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from transduce.config import ModelConfig, RunConfig
+from transduce.data.parallel import environment_of_children, n_cores
 from transduce.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16"]
@@ -88,9 +89,9 @@ def check_device(device: str | None) -> None:
 
 def fastest_on_cpu(model: ModelConfig, n_ranks: int) -> tuple[Dtype, int]:
     """By trying, each way in a process of its own: some ways end it on some machines."""
-    n_cores = max(1, len(os.sched_getaffinity(0)) // n_ranks) if hasattr(os, "sched_getaffinity") else 1
-    ways: list[tuple[Dtype, int]] = [("float32", n) for n in dict.fromkeys((n_cores, max(1, n_cores // 2), 1))]
-    remembered = _Remembered(model, n_cores)
+    share = max(1, n_cores() // n_ranks)
+    ways: list[tuple[Dtype, int]] = [("float32", n) for n in dict.fromkeys((share, max(1, share // 2), 1))]
+    remembered = _Remembered(model, share)
     if (known := remembered.get()) is not None:
         return known
     speeds = {way: measure_in_a_process(model, *way) for way in ways}
@@ -142,10 +143,7 @@ def measure_in_a_process(model: ModelConfig, dtype: Dtype, n_threads: int) -> fl
     """Passes a second; 0 where it does not work."""
     code = "from transduce.training.choices import measure; measure()"
     task = json.dumps({"model": asdict(model), "dtype": dtype, "n_threads": n_threads})
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "OMP_NUM_THREADS": str(n_threads),
-    }
+    environment = environment_of_children() | {"OMP_NUM_THREADS": str(n_threads)}
     try:
         done = subprocess.run(
             [sys.executable, "-c", code, task], capture_output=True, text=True, env=environment, timeout=120

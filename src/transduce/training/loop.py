@@ -25,7 +25,7 @@ from torch import Tensor
 from transduce.checkpoint import average, checkpoints, fault_of, load_checkpoint, save_checkpoint, step_of
 from transduce.config import RunConfig
 from transduce.data.batches import Batch, Examples, prefetch, steps
-from transduce.data.plan import make_layout
+from transduce.data.plan import Layout, make_layout
 from transduce.errors import TransduceError
 from transduce.model import Transformer
 from transduce.training.choices import Choices
@@ -127,15 +127,17 @@ class Trainer:
         choices.apply()
         self.model = Transformer(config.model).to(group.device)
         self.parameters = list(self.model.parameters())
-        self.layout = make_layout(
-            *train.lengths(),
-            batch_tokens=config.data.batch_tokens,
-            n_shapes=config.data.n_shapes,
-            seed=config.train.seed,
-            micro_tokens=choices.micro_tokens,
-        )
+        self.layout = self._layout_of(train, config.train.seed)
+        self.valid_layout = self._layout_of(valid, seed=0) if len(valid) else None
         self.loss_of = torch.compile(self._loss_of, dynamic=True) if choices.compile else self._loss_of
         self.begin(config, group)
+
+    def _layout_of(self, examples: Examples, seed: int) -> Layout:
+        settings, micro_tokens = self.config.data, self.choices.micro_tokens
+        return make_layout(
+            *examples.lengths(), batch_tokens=settings.batch_tokens, n_shapes=settings.n_shapes, seed=seed,
+            micro_tokens=micro_tokens,
+        )  # fmt: skip
 
     def begin(self, config: RunConfig, group: Group) -> None:
         """Everything as it is before the first step. What model and layout were made from may not differ."""
@@ -147,9 +149,12 @@ class Trainer:
         self.optimiser = adam(self.parameters, config.train)
         self.state, self.window = State(), Window(group)
 
-    def calibrate(self, seconds: float) -> Speed:
-        """Takes real steps for so long, after two to warm up, validates once, and begins anew."""
-        shares = prefetch(self.shares(0))
+    def calibrate(self, seconds: float, n_ranks: int = 1) -> Speed:
+        """Takes real steps for so long, after two to warm up, validates once, and begins anew.
+
+        Of a run on several ranks it takes the first one's share, alone.
+        """
+        shares = prefetch(self.shares(0, 0, n_ranks))
 
         def take_steps(seconds: float, at_least: int) -> tuple[int, int, float]:
             n_steps, n_tokens, began = 0, 0, time.perf_counter()
@@ -210,7 +215,7 @@ class Trainer:
         settings, checkpoint_steps = self.config.train, self.config.train.checkpoint_steps
         assert checkpoint_steps is not None, "settled before the first step"
         began = time.monotonic() - self.state.seconds
-        shares = prefetch(self.shares(self.state.step))
+        shares = prefetch(self.shares(self.state.step, self.group.rank, self.group.n_ranks))
         while self.state.step < settings.max_steps and not self._is_out_of_patience():
             share = next(shares)
             step = self.state.step + 1
@@ -231,10 +236,9 @@ class Trainer:
                 self.window.since = time.perf_counter()  # tokens per second are those of steps
         shares.close()  # type: ignore[attr-defined]  # a generator has it
 
-    def shares(self, first_step: int) -> Iterator[Share]:
+    def shares(self, first_step: int, rank: int = 0, n_ranks: int = 1) -> Iterator[Share]:
         """Steps from this one on, counted from 0, as tensors that can travel to the device beside other work."""
-        ranks = self.group.rank, self.group.n_ranks
-        for step in steps(self.examples, self.layout, self.config.model, first_step, *ranks):
+        for step in steps(self.examples, self.layout, self.config.model, first_step, rank, n_ranks):
             yield Share(step.numbers, [self._tensors(batch) for batch in step.batches], step.n_target_tokens)
 
     def _tensors(self, batch: Batch) -> Tensors:
@@ -311,7 +315,8 @@ class Trainer:
 
     def _accumulate(self, step: int, share: Share) -> Tensor:
         for p in self.parameters:  # zeros and not None: a rank with an empty share takes part in the sum as well
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        self.optimiser.zero_grad(set_to_none=False)
         total = torch.zeros((), device=self.group.device)
         for number, batch in zip(share.numbers, share.batches, strict=True):
             for place, part in enumerate(self._parts(batch)):
@@ -364,11 +369,8 @@ class Trainer:
 
     @torch.no_grad()
     def validation_loss(self) -> Valid:
-        pad_id, settings = self.config.model.pad_id, self.config.data
-        layout = make_layout(
-            *self.valid_examples.lengths(), batch_tokens=settings.batch_tokens, n_shapes=settings.n_shapes, seed=0,
-            micro_tokens=self.choices.micro_tokens,
-        )  # fmt: skip
+        pad_id, layout = self.config.model.pad_id, self.valid_layout
+        assert layout is not None, "there are validation pairs"
         total_3 = torch.zeros(3, dtype=torch.float64, device=self.group.device)
         self.model.eval()
         order = steps(self.valid_examples, layout, self.config.model, 0, self.group.rank, self.group.n_ranks)
@@ -398,8 +400,9 @@ class Trainer:
             save_checkpoint(self.folder / CHECKPOINTS / name_of(step), weights, self._moments(), state)
             for old in checkpoints(self.folder / CHECKPOINTS)[KEEP_LAST:]:
                 shutil.rmtree(old)
+            wanted = self._wanted_snapshots()
             for old in checkpoints(self.folder / SNAPSHOTS):
-                if step_of(old) not in self._wanted_snapshots():
+                if step_of(old) not in wanted:
                     shutil.rmtree(old)
             self.tell({"event": "saved", "step": step})
         self.group.wait()

@@ -32,11 +32,11 @@ import torch
 from torch import Tensor
 
 from transduce import __version__
-from transduce.checkpoint import CONFIG, SUBWORDS, Origin, load_config, load_model, load_origin, save_model
+from transduce.checkpoint import CONFIG, Origin, load_config, load_model, save_model
 from transduce.config import PRESETS, RunConfig, override, with_model
 from transduce.data import corpora
 from transduce.data.prepare import Prepared, Progress, prepare
-from transduce.data.subword import Subwords
+from transduce.data.subword import SUBWORDS, Subwords
 from transduce.errors import ConfigError, DataError, ModelFolderError, TransduceError
 from transduce.folders import UNFINISHED, write_whole
 from transduce.training.choices import Choices, check_device, choose, processor
@@ -115,7 +115,7 @@ def train(folder: Path, request: Request, tell: Tell, progress: Progress) -> dic
     prepared = find_prepared(folder, request)
     group = Group.start(settled.choices.device)
     if trainer is None:
-        trainer = _trainer(folder, request, settled.config, settled.choices, prepared, hear)
+        trainer = _trainer(folder, _parent(request), settled.config, settled.choices, prepared, hear)
     trainer.begin(settled.config, group)
     with _signals(trainer):
         trainer.run()
@@ -190,21 +190,21 @@ def settle(folder: Path, request: Request, n_ranks: int, began: float, tell: Tel
     if parent is not None and prepared.subwords.sha256 != parent.subwords.sha256:
         raise DataError(f"{prepared.folder} has other subwords than {request.from_model}: give the text instead")
     config, size = configure(request, prepared, parent)
-    longest = int(max(length_N.max() for length_N in prepared.train.lengths()))
+    longest = longest_of(prepared)
     choices = choose(config, request.device, n_ranks, longest, request.deterministic, request.compile)
-    trainer = _trainer(folder, request, config, choices, prepared, tell)
+    trainer = _trainer(folder, parent, config, choices, prepared, tell)
     if request.batch_tokens == "auto" and (fits := trainer.fits()) < choices.micro_tokens:
-        choices = replace(choices, micro_tokens=fits)
-        trainer = _trainer(folder, request, config, choices, prepared, tell)
+        choices = replace(choices, micro_tokens=max(fits, longest))
+        trainer = _trainer(folder, parent, config, choices, prepared, tell)
     budget = None if request.budget is None else parse_budget(request.budget)
     calibrate_seconds = max(CALIBRATE_SECONDS, CALIBRATE_SHARE * (budget or 0.0))
-    speed = trainer.calibrate(calibrate_seconds)
+    speed = trainer.calibrate(calibrate_seconds, n_ranks)
     if budget is not None:
         config, size = configure(request, prepared, parent, speed.tokens_per_second * budget)
         if (config.model, config.data) != (trainer.config.model, trainer.config.data):
             choices = replace(choices, micro_tokens=min(choices.micro_tokens, config.data.batch_tokens))
-            trainer = _trainer(folder, request, config, choices, prepared, tell)
-            speed = trainer.calibrate(calibrate_seconds)
+            trainer = _trainer(folder, parent, config, choices, prepared, tell)
+            speed = trainer.calibrate(calibrate_seconds, n_ranks)
     config = in_time(config, speed, budget, time.monotonic() - began)
     forecast = {
         "size": size, "parameters": sum(p.numel() for p in trainer.parameters), "steps": config.train.max_steps,
@@ -236,7 +236,6 @@ class Parent(NamedTuple):
     weights: dict[str, Tensor]
     config: RunConfig
     subwords: Subwords
-    origin: Origin
 
 
 def _parent(request: Request) -> Parent | None:
@@ -244,8 +243,7 @@ def _parent(request: Request) -> Parent | None:
         return None
     folder = model_folder(Path(request.from_model))
     model, config = load_model(folder)
-    subwords = Subwords.load(folder / SUBWORDS)
-    return Parent(model.weights(), config, subwords, load_origin(folder))
+    return Parent(model.weights(), config, Subwords.load(folder / SUBWORDS))
 
 
 def model_folder(path: Path) -> Path:
@@ -259,16 +257,21 @@ def configure(
     """By `--from`, `--size` or the dial; then by what was set."""
     n_entries = len(prepared.subwords)
     is_on_gpu = (request.device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cuda"
-    lengths = prepared.train.lengths()
-    n_tokens = int(max(length_N.sum() for length_N in lengths))
+    n_tokens = int(max(length_N.sum() for length_N in prepared.train.lengths()))
     config, size = dial(len(prepared.train), n_tokens, is_on_gpu, request.size, most_tokens)
     if parent is not None:
         config, size = replace(config, model=parent.config.model), f"that of {request.from_model}"
     config = with_model(config, source_vocab_size=n_entries, target_vocab_size=n_entries)
     # A batch holds at least one pair, however short the time is.
-    batch_tokens = max(config.data.batch_tokens, *(int(length_N.max()) for length_N in lengths))
+    batch_tokens = max(config.data.batch_tokens, longest_of(prepared))
     config = replace(config, data=replace(config.data, batch_tokens=batch_tokens))
     return override(config, settings_of(request)), size
+
+
+def longest_of(prepared: Prepared) -> int:
+    """Tokens of the longest sentence, of validation too: a pass must hold it."""
+    lengths = [*prepared.train.lengths(), *prepared.valid.lengths()]
+    return max(int(length_N.max(initial=0)) for length_N in lengths)
 
 
 def in_time(config: RunConfig, speed: Speed, budget: float | None, spent: float) -> RunConfig:
@@ -313,9 +316,8 @@ def origin_of(prepared: Prepared) -> Origin:
 
 
 def _trainer(
-    folder: Path, request: Request, config: RunConfig, choices: Choices, prepared: Prepared, tell: Tell
+    folder: Path, parent: Parent | None, config: RunConfig, choices: Choices, prepared: Prepared, tell: Tell
 ) -> Trainer:
-    parent = _parent(request)
     alone = Group(0, 1, torch.device(choices.device))
 
     def describe(pairs: list[list[list[int]]]) -> list[list[str]]:
