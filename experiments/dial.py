@@ -102,7 +102,7 @@ def run(folder: Path, variant: dict[str, Any], settings: list[str], device: str)
     config = replace(config, train=train, data=replace(config.data, batch_tokens=variant["batch_tokens"]))
     config = override(config, settings)
     dtype = "bfloat16" if device == "cuda" else "float32"
-    choices = Choices(device, dtype, 1, False, config.data.batch_tokens, False)  # type: ignore[arg-type]
+    choices = Choices(device, dtype, 1, config.data.batch_tokens, False)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as place:
         events: list[dict[str, Any]] = []
         group = Group(0, 1, torch.device(device))

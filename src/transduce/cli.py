@@ -270,9 +270,6 @@ def train_command(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The same bits each time on a GPU too.")
     ] = False,
-    with_compile: Annotated[
-        bool, typer.Option("--compile", help="torch.compile: minutes before the first step, faster steps.")
-    ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard as well.")] = False,
     settings: Settings = None,
     quiet: Quiet = False,
@@ -315,7 +312,6 @@ def train_command(
         device=device,
         batch_tokens=batch_tokens,
         deterministic=deterministic,
-        compile=with_compile,
     )
     if devices > 1 and "RANK" not in os.environ:
         raise typer.Exit(start_ranks(devices, sys.argv[1:]))

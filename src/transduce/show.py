@@ -238,7 +238,7 @@ class TrainingDisplay:
             f"{event['size']}: {event['parameters'] / 1e6:.1f} M parameters; "
             f"{event['steps']:,} steps of {event['batch_tokens']:,} tokens, {event['epochs']:,} epochs; "
             f"about {_time(event['seconds'])} at {event['tokens_per_second']:,.0f} target tokens/s, "
-            f"{_bytes(event['memory_bytes'])} ({where}{', compiled' if event['compile'] else ''})"
+            f"{_bytes(event['memory_bytes'])} ({where})"
         ))  # fmt: skip
 
     def _step(self, event: dict[str, Any]) -> None:

@@ -28,11 +28,12 @@ MEASURED_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Choices:
+    """Not among them: torch.compile, which does not pay while shapes are many (benchmarks/LOG.md)."""
+
     device: str
     dtype: Dtype
     """Of the passes; weights, gradients and moments are float32."""
     n_threads: int
-    compile: bool
     micro_tokens: int
     """Positions of source and of target, padding counted, that go through the model at once."""
     deterministic: bool
@@ -53,9 +54,7 @@ class Choices:
         return torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16")
 
 
-def choose(
-    config: RunConfig, device: str | None, n_ranks: int, longest: int, deterministic: bool, with_compile: bool
-) -> Choices:
+def choose(config: RunConfig, device: str | None, n_ranks: int, longest: int, deterministic: bool) -> Choices:
     """`device` None: a GPU where there is one. `longest`: tokens of a sentence, which a pass must hold."""
     check_device(device)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -65,7 +64,6 @@ def choose(
             device=device,
             dtype="bfloat16" if torch.cuda.is_bf16_supported() else "float32",
             n_threads=torch.get_num_threads(),
-            compile=with_compile,
             micro_tokens=share,
             deterministic=deterministic,
         )
@@ -74,7 +72,6 @@ def choose(
         device=device,
         dtype=dtype,
         n_threads=n_threads,
-        compile=with_compile,
         micro_tokens=min(share, max(longest, CPU_MICRO_TOKENS)),
         deterministic=deterministic,
     )

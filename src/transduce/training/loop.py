@@ -129,7 +129,6 @@ class Trainer:
         self.parameters = list(self.model.parameters())
         self.layout = self._layout_of(train, config.train.seed)
         self.valid_layout = self._layout_of(valid, seed=0) if len(valid) else None
-        self.loss_of = torch.compile(self._loss_of, dynamic=True) if choices.compile else self._loss_of
         self.begin(config, group)
 
     def _layout_of(self, examples: Examples, seed: int) -> Layout:
@@ -327,7 +326,7 @@ class Trainer:
                 total += loss_sum.detach()
         return total
 
-    def _loss_of(self, source_BS: Tensor, target_in_BT: Tensor, target_out_BT: Tensor) -> Tensor:
+    def loss_of(self, source_BS: Tensor, target_in_BT: Tensor, target_out_BT: Tensor) -> Tensor:
         with self.choices.autocast():
             logits_BTV = self.model(source_BS, target_in_BT).logits_BTV
         return loss(logits_BTV, target_out_BT, self.config.train.label_smoothing, self.config.model.pad_id)[0]

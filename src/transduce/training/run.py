@@ -69,7 +69,6 @@ class Request:
     device: str | None = None
     batch_tokens: str | None = None
     deterministic: bool = False
-    compile: bool = False
 
 
 @dataclass
@@ -191,7 +190,7 @@ def settle(folder: Path, request: Request, n_ranks: int, began: float, tell: Tel
         raise DataError(f"{prepared.folder} has other subwords than {request.from_model}: give the text instead")
     config, size = configure(request, prepared, parent)
     longest = longest_of(prepared)
-    choices = choose(config, request.device, n_ranks, longest, request.deterministic, request.compile)
+    choices = choose(config, request.device, n_ranks, longest, request.deterministic)
     trainer = _trainer(folder, parent, config, choices, prepared, tell)
     if request.batch_tokens == "auto" and (fits := trainer.fits()) < choices.micro_tokens:
         choices = replace(choices, micro_tokens=max(fits, longest))
