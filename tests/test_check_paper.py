@@ -120,7 +120,8 @@ def test_every_setting_has_a_verdict() -> None:
         *("model.max_positions", "model.output_bias", "model.norm_eps", "model.pad_id", "model.bos_id", "model.eos_id"),
         *("data.n_shapes", "data.valid_pairs", "data.max_characters", "data.max_length_ratio"),
         *("data.min_letter_share", "train.seed", "train.checkpoint_steps", "train.patience"),
-        *("train.max_bad_steps", "train.clip_norm"),
+        *("train.max_bad_steps", "train.clip_norm", "decode.n_best", "decode.min_length", "decode.no_repeat_ngram"),
+        *("decode.temperature", "decode.top_k", "decode.top_p", "decode.seed"),
     }
 
 

@@ -46,7 +46,9 @@ def other_value(section: str, name: str) -> Any:
     value = getattr(getattr(base(), section), name)
     chosen: dict[str, Any] = {"pad_id": 5, "bos_id": 6, "eos_id": 7, "attention_window": 3, "n_encoder_layers": 2}
     chosen |= {"clip_norm": 0.5, "checkpoint_steps": 11, "patience": 13}
+    chosen |= {"min_length": 3, "no_repeat_ngram": 2, "top_k": 5}
     words = {"tied_embeddings": "two", "norm": "pre", "positions": "learned", "activation": "gelu"}
+    words |= {"method": "sample", "length_penalty": "length"}
     if name in chosen | words:
         return (chosen | words)[name]
     if isinstance(value, bool):
@@ -137,6 +139,9 @@ def test_the_impossible_is_refused_from_python_and_from_json(changes: dict[str, 
         ("train.label_smoothing=1.2", "train.label_smoothing is 1.2, must be"),
         ("data.batch_tokens=0", "data.batch_tokens is 0, must be at least 1"),
         ("decode.beam_size=0", "decode.beam_size is 0, must be at least 1"),
+        ("decode.top_p=1.5", "decode.top_p is 1.5, must be at most 1"),
+        ("decode.temperature=0", "decode.temperature is 0.0, must be above 0 and finite"),
+        ("decode.n_best=5", "decode.n_best is 5, must be at most decode.beam_size, 4: raise that too"),
         ("decode.length_alpha=-1", "decode.length_alpha is -1.0, must be 0 or more"),
         ("decode.length_alpha=nan", "decode.length_alpha is nan, must be 0 or more"),
         ("model.n_haeds=8", "'n_haeds' is no field of section model: did you mean n_heads?"),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from tests.primes import prime_config
-from transduce import greedy
+from transduce import DecodeConfig, Transformer, greedy
+from transduce.decoding import Hypothesis, Rules, Sentence, narrow, repeats, search, uniform
 
 CONFIG = prime_config()
 A, B, C, END = 5, 7, 11, CONFIG.eos_id
@@ -67,3 +74,306 @@ def test_greedy_stops_at_source_length_plus_extra_for_each_sentence() -> None:
 def test_greedy_leaves_out_the_end_and_all_that_follows() -> None:
     model = ScriptedModel({(): {END: 0.9, A: 0.1}, (END,): {A: 1.0}})
     assert greedy(model, CONFIG, source(4, 2), 50) == [[], []]
+
+
+def by_number(found: Iterable[tuple[Sentence, list[Hypothesis]]]) -> dict[int, list[Hypothesis]]:
+    return {sentence.number: hypotheses for sentence, hypotheses in found}
+
+
+def find(
+    model: Any, *sources: int, prefixes: Sequence[Sequence[int]] | None = None, rules: Rules | None = None, **how: Any
+) -> list[list[Hypothesis]]:
+    """By sentence, each of so many tokens."""
+    given = prefixes or [()] * len(sources)
+    sentences = [Sentence(i, [9] * n, prefix) for i, (n, prefix) in enumerate(zip(sources, given, strict=True))]
+    batch_size = how.pop("batch_size", 64)
+    found = search(model, CONFIG, sentences, DecodeConfig(**how), rules, batch_size=batch_size)
+    return [hypotheses for _, hypotheses in sorted(by_number(found).items())]
+
+
+# A beats B at first; what follows B is certain, what follows A is not.
+GARDEN = ScriptedModel({
+    (): {A: 0.6, B: 0.4},
+    (A,): {A: 0.35, B: 0.35, END: 0.3},
+    (B,): {C: 1.0},
+    (A, A): {END: 1.0},
+    (A, B): {END: 1.0},
+})  # fmt: skip
+
+
+def test_a_beam_finds_what_greedy_search_walks_past() -> None:
+    """By hand: A A and A B have 0.6 * 0.35 = 0.21, A has 0.18, B C has 0.4."""
+    ((best_greedy,),) = find(GARDEN, 3, beam_size=1)
+    assert best_greedy.ids in ([A, A], [A, B])
+    ((found,),) = find(GARDEN, 3, beam_size=2, length_alpha=0.0)
+    assert found.ids == [B, C]
+    assert found.log_prob == pytest.approx(math.log(0.4))
+    assert found.score == pytest.approx(math.log(0.4))
+    assert found.has_ended
+
+
+def test_the_length_penalty_divides_and_can_turn_the_order() -> None:
+    """By hand: A ends after 2 tokens with 0.5, B C C after 4 with 0.4."""
+    model = ScriptedModel({(): {A: 0.5, B: 0.4, C: 0.1}, (B,): {C: 1.0}, (B, C): {C: 1.0}})
+    for alpha, penalty, first in ((0.0, "gnmt", [A]), (1.5, "gnmt", [B, C, C]), (1.0, "length", [B, C, C])):
+        (found,) = find(model, 3, beam_size=2, n_best=2, length_alpha=alpha, length_penalty=penalty)
+        assert found[0].ids == first, (alpha, penalty)
+    (by_gnmt,) = find(model, 3, beam_size=2, n_best=2, length_alpha=0.6)
+    scores = {tuple(h.ids): h.score for h in by_gnmt}
+    assert scores[A,] == pytest.approx(math.log(0.5) / ((5 + 2) / 6) ** 0.6)
+    assert scores[B, C, C] == pytest.approx(math.log(0.4) / ((5 + 4) / 6) ** 0.6)
+    (by_length,) = find(model, 3, beam_size=2, n_best=2, length_alpha=0.6, length_penalty="length")
+    assert {h.score for h in by_length} == pytest.approx({math.log(0.5) / 2**0.6, math.log(0.4) / 4**0.6})
+
+
+def test_one_that_has_ended_leaves_fewer_to_go_on() -> None:
+    """Of two, one ends at once. The other goes on alone and cannot fork: after A A only the better of two stays."""
+    model = ScriptedModel({(): {END: 0.5, A: 0.5}, (A,): {A: 0.6, B: 0.4}, (A, A): {B: 0.6, C: 0.4}})
+    (found,) = find(model, 3, beam_size=2, n_best=2, length_alpha=0.0, stop_early=False)
+    assert [h.ids for h in found] == [[], [A, A, B]]
+    assert found[1].log_prob == pytest.approx(math.log(0.5 * 0.6 * 0.6))
+
+
+class Counting:
+    """Counts steps and rows of the model that it holds."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.n_steps, self.n_rows = model, 0, 0
+
+    def start(self, source_BS: Tensor, prefix_BT: Tensor | None = None) -> Any:
+        return self.model.start(source_BS, prefix_BT)
+
+    def step(self, last_R: Tensor, state: Any) -> tuple[Tensor, Any]:
+        self.n_steps, self.n_rows = self.n_steps + 1, self.n_rows + len(last_R)
+        result: tuple[Tensor, Any] = self.model.step(last_R, state)
+        return result
+
+
+def test_a_search_stops_when_nobody_can_win_any_more() -> None:
+    """A ends with 0.9; what goes on has 0.1, and at the limit of 3 + 2 tokens could not reach it."""
+    table: dict[tuple[int, ...], dict[int, float]] = {(): {A: 0.9, B: 0.1}}
+    table |= {(B,) * n: {B: 1.0} for n in range(1, 99)}
+    eager, patient = Counting(ScriptedModel(table)), Counting(ScriptedModel(table))
+    first = find(eager, 3, beam_size=2, max_extra_tokens=2)
+    second = find(patient, 3, beam_size=2, max_extra_tokens=2, stop_early=False)
+    assert first == second
+    assert first[0][0].ids == [A]
+    assert (eager.n_steps, patient.n_steps) == (2, 5)
+    # A strong penalty lets the long one win still, by hand at the limit of 53: -2.3 / 903 is more than -0.1 / 1.6.
+    assert math.log(0.1) / ((5 + 53) / 6) ** 3 > math.log(0.9) / ((5 + 2) / 6) ** 3
+    longer = Counting(ScriptedModel(table))
+    find(longer, 3, beam_size=2, length_alpha=3.0)
+    assert longer.n_steps > 2
+
+
+def test_what_reaches_the_limit_is_cut_and_says_so() -> None:
+    for_ever = ScriptedModel({(A,) * n: {A: 1.0} for n in range(99)})
+    ((one,), (two,)) = find(for_ever, 1, 3, max_extra_tokens=2)
+    assert (one.ids, two.ids) == ([A] * 3, [A] * 5)
+    assert not one.has_ended
+    # One that has ended comes before a better one that has not.
+    model = ScriptedModel({(): {END: 0.01, A: 0.99}} | {(A,) * n: {A: 1.0} for n in range(1, 99)})
+    (found,) = find(model, 1, beam_size=2, n_best=2, max_extra_tokens=2, stop_early=False)
+    assert [(h.ids, h.has_ended) for h in found] == [([], True), ([A] * 3, False)]
+
+
+def test_a_beam_of_one_is_greedy_search() -> None:
+    torch.manual_seed(3)
+    model = Transformer(CONFIG).eval()
+    with torch.no_grad():
+        model.embedding.output_projection[END] *= 4  # or a model that learnt nothing would never end
+    source_BS = torch.randint(3, CONFIG.source_vocab_size, (23, 6))
+    slowly = greedy(model, CONFIG, source_BS, 5)
+    rules = Rules(torch.zeros(1, CONFIG.target_vocab_size), torch.zeros(1, CONFIG.target_vocab_size, dtype=torch.long))
+    sentences = [Sentence(i, row) for i, row in enumerate(source_BS.tolist())]
+    settings = DecodeConfig(beam_size=1, max_extra_tokens=5)
+    found = by_number(search(model, CONFIG, sentences, settings, rules, batch_size=7))
+    assert [found[i][0].ids for i in range(23)] == slowly
+    assert len({len(ids) for ids in slowly}) > 2, "some end before the limit"
+
+
+def exhaustive(
+    model: ScriptedModel, limit: int, settings: DecodeConfig, tokens: Sequence[int]
+) -> list[tuple[float, list[int]]]:
+    """Every sequence that ends within the limit."""
+    found = []
+    for n in range(limit):
+        for ids in itertools.product(tokens, repeat=n):
+            log_prob = 0.0
+            for place, token in enumerate([*ids, END]):
+                row = model.table.get(ids[:place], {END: 1.0})
+                log_prob += math.log(row[token]) if token in row else -math.inf
+            if log_prob > -math.inf:
+                found.append((log_prob / ((5 + n + 1) / 6) ** settings.length_alpha, list(ids)))
+    return sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_beam_of_full_width_is_exhaustive_search(seed: int) -> None:
+    """Three tokens, four places: 3 + 9 + 27 prefixes and their ends at most."""
+    numbers = random.Random(seed)
+    tokens = (A, B, C)
+    table = {}
+    for n in range(4):
+        for past in itertools.product(tokens, repeat=n):
+            weights = [numbers.random() ** 3 for _ in range(4)]
+            table[past] = {t: w / sum(weights) for t, w in zip((END, *tokens), weights, strict=True)}
+    model = ScriptedModel(table)
+    settings = DecodeConfig(beam_size=100, n_best=8, max_extra_tokens=2, length_alpha=numbers.choice([0.0, 0.6, 1.5]))
+    sentences = [Sentence(0, [9, 9])]
+    ((_, found),) = search(model, CONFIG, sentences, settings)
+    wanted = exhaustive(model, 4, settings, tokens)
+    assert [h.ids for h in found if h.has_ended] == [ids for _, ids in wanted[:8]]
+    assert [h.score for h in found] == pytest.approx([score for score, _ in wanted[:8]], abs=1e-5)
+    assert [h.ids for h in found] == [
+        h.ids for h in next(search(model, CONFIG, sentences, replace(settings, stop_early=False)))[1]
+    ]
+
+
+def test_sentences_come_and_go_and_none_minds() -> None:
+    """A real model: alone, in twos, sevens, all at once and shuffled, the same hypotheses and the same scores."""
+    torch.manual_seed(5)
+    model = Transformer(CONFIG).eval()
+    numbers = random.Random(5)
+    sentences = [
+        Sentence(i, [numbers.randrange(3, CONFIG.source_vocab_size) for _ in range(numbers.randrange(1, 12))])
+        for i in range(40)
+    ]
+    settings = DecodeConfig(beam_size=3, n_best=3, max_extra_tokens=4)
+    alone = by_number(search(model, CONFIG, sentences, settings, batch_size=1))
+    for batch_size in (2, 7, 64):
+        shuffled = numbers.sample(sentences, len(sentences))
+        found = by_number(search(model, CONFIG, shuffled, settings, batch_size=batch_size))
+        for sentence in sentences:
+            ours, others = found[sentence.number], alone[sentence.number]
+            assert [h.ids for h in ours] == [h.ids for h in others]
+            assert [h.score for h in ours] == pytest.approx([h.score for h in others], abs=1e-4)
+
+
+def test_scores_are_what_the_model_gives() -> None:
+    torch.manual_seed(7)
+    model = Transformer(CONFIG).eval()
+    sentence = Sentence(0, [5, 7, 11, 13])
+    settings = DecodeConfig(beam_size=4, n_best=4, max_extra_tokens=3)
+    ((_, found),) = search(model, CONFIG, [sentence], settings)
+    assert len(found) == 4
+    for hypothesis in found:
+        tokens = [*hypothesis.ids, *([END] if hypothesis.has_ended else [])]
+        target_in = torch.tensor([[CONFIG.bos_id, *tokens[:-1]]])
+        log_prob_TV = model(torch.tensor([sentence.source]), target_in).logits_BTV[0].log_softmax(-1)
+        expected = log_prob_TV[range(len(tokens)), tokens].sum().item()
+        assert hypothesis.log_prob == pytest.approx(expected, abs=1e-4)
+        assert hypothesis.score == pytest.approx(expected / ((5 + len(tokens)) / 6) ** 0.6, abs=1e-4)
+
+
+def test_rows_stay_full() -> None:
+    """Ten sentences of very different lengths in four places: as one leaves another enters."""
+    for_ever = Counting(ScriptedModel({(A,) * n: {A: 1.0} for n in range(99)}))
+    lengths = [40, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    find(for_ever, *lengths, beam_size=1, max_extra_tokens=0, batch_size=4)
+    assert for_ever.n_steps == 40, "the short ones pass while the long one is at work"
+    assert for_ever.n_rows == sum(lengths)
+
+
+def test_a_batch_holds_no_more_tokens_than_it_may() -> None:
+    class Widths(ScriptedModel):
+        largest = 0
+
+        def start(self, source_BS: Tensor, prefix_BT: Tensor | None = None) -> Script:
+            self.largest = max(self.largest, source_BS.numel())
+            return super().start(source_BS, prefix_BT)
+
+    model = Widths({})
+    sentences = [Sentence(i, [9] * n) for i, n in enumerate([3, 50, 3, 3, 20, 20, 20, 3])]
+    found = list(search(model, CONFIG, sentences, DecodeConfig(beam_size=1), batch_size=8, batch_tokens=40))
+    assert len(found) == 8
+    assert model.largest == 50, "one that is too long is searched alone"
+
+
+def test_a_forced_prefix_is_kept_with_the_models_own_probability() -> None:
+    free, forced = find(GARDEN, 3, 3, beam_size=2, prefixes=[(), (A, B)], length_alpha=0.0)
+    assert free[0].ids == [B, C]
+    assert forced[0].ids == [A, B]
+    assert forced[0].log_prob == pytest.approx(math.log(0.6 * 0.35))
+    ((only,),) = find(GARDEN, 3, prefixes=[(B,)])
+    assert only.ids == [B, C]
+
+
+def test_no_ngram_comes_twice() -> None:
+    loop = ScriptedModel({
+        past: {A: 0.6, B: 0.3, END: 0.1} for n in range(12) for past in itertools.product((A, B), repeat=n)
+    })  # fmt: skip
+    ((found,),) = find(loop, 3, beam_size=1, no_repeat_ngram=2, max_extra_tokens=7)
+    pairs = list(itertools.pairwise(found.ids))
+    assert found.ids[:3] == [A, A, B]
+    assert len(pairs) == len(set(pairs))
+    banned_RV = repeats(torch.tensor([[A, B, C, A, B, -1], [A, A, -1, -1, -1, -1]]), torch.tensor([5, 2]), 3, 20)
+    assert banned_RV.nonzero().tolist() == [[0, C]]
+    banned_RV = repeats(torch.tensor([[A, B, A, -1], [A, A, -1, -1]]), torch.tensor([3, 2]), 1, 20)
+    assert banned_RV.nonzero().tolist() == [[0, A], [0, B], [1, A]]
+
+
+def test_no_translation_is_shorter_than_asked() -> None:
+    model = ScriptedModel({(): {END: 0.9, A: 0.1}, (A,): {END: 0.9, B: 0.1}, (A, B): {END: 0.9, C: 0.1}})
+    ((found,),) = find(model, 3, min_length=2)
+    assert found.ids == [A, B]
+
+
+def test_rules_say_what_may_follow() -> None:
+    """After A only B, and it may not end in between; C never."""
+    penalty_AV, next_AV = torch.zeros(2, CONFIG.target_vocab_size), torch.zeros(2, CONFIG.target_vocab_size).long()
+    penalty_AV[0, C] = -torch.inf
+    next_AV[0, A] = 1
+    penalty_AV[1] = -torch.inf
+    penalty_AV[1, B] = 0
+    model = ScriptedModel({(): {C: 0.7, A: 0.2, B: 0.1}, (A,): {END: 0.8, B: 0.2}, (A, B): {C: 0.9, END: 0.1}})
+    (found,) = find(model, 3, beam_size=3, n_best=2, rules=Rules(penalty_AV, next_AV), length_alpha=0.0)
+    assert [h.ids for h in found] == [[B], [A, B]]
+    assert found[1].log_prob == pytest.approx(math.log(0.2 * 0.2 * 0.1)), "what is forbidden keeps its probability"
+
+
+def test_equal_scores_have_an_order_and_no_margin() -> None:
+    model = ScriptedModel({(): {B: 0.3, C: 0.3, A: 0.3, END: 0.1}})
+    ((found,),) = find(model, 3, beam_size=2)
+    assert found.ids == [A]
+    assert found.margin == pytest.approx(0.0, abs=1e-7)
+    clear = ScriptedModel({(): {A: 0.9, B: 0.06, C: 0.04}})
+    ((found,),) = find(clear, 3, beam_size=1)
+    assert found.margin == pytest.approx(math.log(0.9 / 0.06), rel=1e-5)
+
+
+def test_draws_have_the_models_probabilities_and_depend_on_seed_and_sentence_alone() -> None:
+    model = ScriptedModel({(): {A: 0.5, B: 0.3, C: 0.2}})
+    n = 4000
+    draws = [h[0].ids[0] for h in find(model, *[3] * n, method="sample")]
+    for token, probability in ((A, 0.5), (B, 0.3), (C, 0.2)):
+        spread = 4 * math.sqrt(probability * (1 - probability) / n)
+        assert draws.count(token) / n == pytest.approx(probability, abs=spread)
+    assert draws == [h[0].ids[0] for h in find(model, *[3] * n, method="sample", batch_size=1)]
+    assert draws != [h[0].ids[0] for h in find(model, *[3] * n, method="sample", seed=2)]
+    colder = [h[0].ids[0] for h in find(model, *[3] * n, method="sample", temperature=0.5)]
+    assert colder.count(A) / n == pytest.approx(0.25 / 0.38, abs=0.04)
+    assert {h[0].ids[0] for h in find(model, *[3] * 200, method="sample", top_k=2)} == {A, B}
+    (several,) = find(model, 3, method="sample", n_best=5)
+    assert len(several) == 5
+    assert all(h.log_prob == pytest.approx(math.log({A: 0.5, B: 0.3, C: 0.2}[h.ids[0]])) for h in several)
+
+
+def test_narrowing_keeps_the_fewest_that_hold_enough() -> None:
+    logits = torch.tensor([0.2, 0.5, 0.2, 0.1]).log()
+    assert narrow(logits, 0, 1.0).isfinite().tolist() == [True, True, True, True]
+    assert narrow(logits, 2, 1.0).isfinite().tolist() == [True, True, True, False], "equals are not told apart"
+    assert narrow(logits, 0, 0.6).isfinite().tolist() == [True, True, False, False]
+    assert narrow(logits, 0, 0.71).isfinite().tolist() == [True, True, True, False]
+    assert narrow(logits, 0, 0.01).isfinite().tolist() == [False, True, False, False]
+
+
+def test_uniform_numbers_are_uniform() -> None:
+    number, place = torch.arange(200)[:, None, None], torch.arange(10)[:, None]
+    x = uniform(1, number, place, torch.arange(50)).flatten()
+    assert float(x.min()) >= 0
+    assert float(x.max()) < 1
+    counts = torch.histc(x, 20, 0, 1)
+    assert (counts - 5000).abs().max() < 5 * math.sqrt(5000)
+    assert len(x.unique()) > 0.98 * len(x) * (1 - len(x) / 2**25)
+    assert abs(float(torch.corrcoef(torch.stack([x[:-1], x[1:]]))[0, 1])) < 0.02

@@ -206,18 +206,48 @@ class TrainConfig(_Section):
 class DecodeConfig(_Section):
     section: ClassVar[str] = "decode"
 
+    method: Literal["beam", "sample"] = "beam"
     beam_size: int = 4
-    length_penalty: Literal["gnmt"] = "gnmt"
-    """((5 + length) / 6) ** length_alpha divides the log-probability of a hypothesis."""
+    """1 is greedy search."""
+    n_best: int = 1
+    """Translations of a sentence: the best of the beam, or so many draws."""
+    length_penalty: Literal["gnmt", "length"] = "gnmt"
+    """What divides the log-probability of a hypothesis: "gnmt" is ((5 + length) / 6) ** length_alpha, "length" is
+    length ** length_alpha, as some other toolkits have it. The end mark counts."""
     length_alpha: float = 0.6
     max_extra_tokens: int = 50
     """A translation may be this much longer than its source."""
     stop_early: bool = True
     """End the search of a sentence when no live hypothesis can win any more."""
+    min_length: int = 0
+    """Tokens before a translation may end."""
+    no_repeat_ngram: int = 0
+    """No translation has the same so many tokens twice; 0: it may."""
+
+    temperature: float = 1.0
+    """Of sampling: below 1 the probable becomes more so."""
+    top_k: int = 0
+    """Of sampling: draw from so many most probable tokens; 0: from all."""
+    top_p: float = 1.0
+    """Of sampling: draw from the fewest most probable tokens that together have this probability."""
+    seed: int = 1
+
+    @property
+    def n_hypotheses(self) -> int:
+        """That a search keeps of each sentence."""
+        return self.beam_size if self.method == "beam" else self.n_best
 
     def _check(self) -> None:
-        self._at_least(1, "beam_size")
-        self._at_least(0, "max_extra_tokens")
+        self._at_least(1, "beam_size", "n_best")
+        self._at_least(0, "max_extra_tokens", "min_length", "no_repeat_ngram", "top_k", "seed")
+        self._at_most(1000, "beam_size", "n_best")
+        self._positive("temperature", "top_p")
+        if self.top_p > 1:
+            raise ConfigError(f"decode.top_p is {self.top_p}, must be at most 1: 1 draws from all tokens")
+        if self.method == "beam" and self.n_best > self.beam_size:
+            raise ConfigError(
+                f"decode.n_best is {self.n_best}, must be at most decode.beam_size, {self.beam_size}: raise that too"
+            )
         if not 0 <= self.length_alpha < float("inf"):
             raise ConfigError(f"decode.length_alpha is {self.length_alpha}, must be 0 or more: 0 is no penalty")
 

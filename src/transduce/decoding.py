@@ -1,15 +1,28 @@
-"""Search over a model that is known only as start and step."""
+"""Search over a model that is known only as start and step.
 
-# Axes: B sentences, S source positions, R rows, V vocabulary.
+Many sentences are searched side by side. Each has K hypotheses, all in the same few tensors; one that has ended leaves,
+and the next enters in its place, so that rows stay full. What comes out does not depend on who is beside whom.
+
+Among hypotheses of equal score the one that comes first among its parents, then the lower token id, is preferred; where
+the choice was closer than rounding can tell, `Hypothesis.margin` says so.
+"""
+
+# Axes: B sentences, K hypotheses of each, R = B K rows, V vocabulary, T tokens, S source positions, A states of an
+# automaton, C candidates.
 
 from __future__ import annotations
 
-from typing import Protocol, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from transduce.config import ModelConfig
+from transduce.config import DecodeConfig, ModelConfig
+
+NONE = -1
+"""Where there is no token."""
 
 
 class State(Protocol):
@@ -31,9 +44,421 @@ class Stepper(Protocol[S]):
     def step(self, last_R: Tensor, state: S) -> tuple[Tensor, S]: ...
 
 
+class Sentence(NamedTuple):
+    """What is to be translated."""
+
+    number: int
+    """Among all: with the seed, it settles what is drawn in sampling."""
+    source: Sequence[int]
+    """With its end mark."""
+    prefix: Sequence[int] = ()
+    """The translation must begin so."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    ids: list[int]
+    """Without the end mark."""
+    log_prob: float
+    """Of all tokens, and of the end mark where there is one, as the model gives it."""
+    score: float
+    """`log_prob` over the length penalty, by which hypotheses are ranked."""
+    has_ended: bool
+    """By itself, and not at the limit."""
+    margin: float
+    """How far, in log-probability, the closest choice on the way was from being another."""
+
+
+class Rules(NamedTuple):
+    """What may be said: a finite automaton over tokens. State 0 is where a hypothesis starts and where it may end."""
+
+    penalty_AV: Tensor
+    """0 where the token may follow, -inf where not."""
+    next_AV: Tensor
+    """The state after it."""
+
+    def to(self, device: torch.device | str) -> Rules:
+        return Rules(self.penalty_AV.to(device), self.next_AV.to(device))
+
+
+def free(config: ModelConfig) -> Rules:
+    """Everything may be said but padding and the start mark."""
+    penalty_AV = torch.zeros(1, config.target_vocab_size)
+    penalty_AV[0, [i for i in (config.pad_id, config.bos_id) if i != config.eos_id]] = -torch.inf
+    return Rules(penalty_AV, torch.zeros(1, config.target_vocab_size, dtype=torch.long))
+
+
+# The parts of a step, each of which knows nothing of the others
+
+
+def length_penalty(length: Tensor, settings: DecodeConfig) -> Tensor:
+    """Divides a log-probability. The end mark counts."""
+    length = length.to(torch.float32)
+    if settings.length_penalty == "gnmt":  # Wu et al. 2016, equation 14
+        return ((5 + length) / 6) ** settings.length_alpha
+    return length**settings.length_alpha
+
+
+class Chosen(NamedTuple):
+    """How each hypothesis goes on: which one before it, by which token. Those that do not have -inf."""
+
+    log_prob_BK: Tensor
+    parent_BK: Tensor
+    token_BK: Tensor
+    margin_B: Tensor
+
+
+Choose = Callable[["Beams", Tensor, Tensor], Chosen]
+"""From hypotheses, log-probabilities and which of them are allowed."""
+
+
+def best(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
+    """The most probable continuations of a sentence, as many as it has places open."""
+    n_kept, n_vocabulary = log_prob_BKV.shape[1:]
+    candidate_BC = (allowed_BKV + beams.log_prob_BK[..., None]).flatten(1)
+    n_candidates = min(n_kept + 1, candidate_BC.shape[1])  # one more than can stay, to see how close it was
+    value_BC, place_BC = candidate_BC.topk(n_candidates)
+    place_BC, order_BC = place_BC.sort()
+    value_BC, ranked_BC = value_BC.gather(1, order_BC).sort(descending=True, stable=True)
+    place_BC = place_BC.gather(1, ranked_BC)
+    if n_candidates <= n_kept:
+        fill = n_kept + 1 - n_candidates
+        value_BC = torch.nn.functional.pad(value_BC, (0, fill), value=-torch.inf)
+        place_BC = torch.nn.functional.pad(place_BC, (0, fill))
+    rank_C = torch.arange(n_kept + 1, device=value_BC.device)
+    n_open_B1 = (n_kept - beams.n_ended_B)[:, None]
+    last_in_B, first_out_B = value_BC.gather(1, (n_open_B1 - 1).clamp(min=0))[:, 0], value_BC.gather(1, n_open_B1)[:, 0]
+    value_BC = value_BC.masked_fill(rank_C >= n_open_B1, -torch.inf)
+    return Chosen(
+        log_prob_BK=value_BC[:, :-1],
+        parent_BK=place_BC[:, :-1] // n_vocabulary,
+        token_BK=place_BC[:, :-1] % n_vocabulary,
+        margin_B=torch.where(first_out_B > -torch.inf, last_in_B - first_out_B, torch.inf),
+    )
+
+
+def sampler(settings: DecodeConfig) -> Choose:
+    """Each hypothesis goes on by a token that is drawn. The draw follows from seed, sentence, place and step alone."""
+
+    def draw(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
+        scaled_BKV = narrow(allowed_BKV / settings.temperature, settings.top_k, settings.top_p)
+        sorted_BKV, token_BKV = scaled_BKV.sort(descending=True, stable=True)
+        mass_BKV = sorted_BKV.softmax(-1).cumsum(-1)
+        K = torch.arange(mass_BKV.shape[1], device=mass_BKV.device)
+        point_BK = uniform(settings.seed, beams.number_B[:, None], K, beams.length_B[:, None]) * mass_BKV[..., -1]
+        place_BK1 = torch.searchsorted(mass_BKV.contiguous(), point_BK[..., None], right=True)
+        place_BK1 = place_BK1.clamp(max=mass_BKV.shape[-1] - 1)
+        token_BK1 = token_BKV.gather(2, place_BK1)
+        log_prob_BK = beams.log_prob_BK + log_prob_BKV.gather(2, token_BK1)[..., 0]
+        nothing_B = torch.full_like(beams.margin_B, torch.inf)
+        return Chosen(log_prob_BK, K.expand_as(log_prob_BK), token_BK1[..., 0], nothing_B)
+
+    return draw
+
+
+def narrow(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+    """-inf for all but the `top_k` most probable, and the fewest of them that hold `top_p` of the probability."""
+    if 0 < top_k < logits.shape[-1]:
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[..., -1:], -torch.inf)
+    if top_p < 1:
+        sorted_logits, place = logits.sort(descending=True, stable=True)
+        probability = sorted_logits.softmax(-1)
+        is_out = probability.cumsum(-1) - probability >= top_p  # what stands before it is enough without it
+        logits = logits.masked_fill(torch.zeros_like(is_out).scatter(-1, place, is_out), -torch.inf)
+    return logits
+
+
+def uniform(seed: int, number: Tensor, place: Tensor, step: Tensor) -> Tensor:
+    """From 0 up to 1: a hash of its arguments (SplitMix64's), so that a draw does not depend on the draws before."""
+    x = torch.full_like(number, seed)
+    for part in (number, place, step):
+        x = x * 0x2545F4914F6CDD1D + part + 0x1E3779B97F4A7C15
+        for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+            x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
+        x = x ^ ((x >> 31) & ((1 << 33) - 1))
+    return ((x >> 40) & ((1 << 24) - 1)).to(torch.float32) / (1 << 24)
+
+
+def repeats(token_RT: Tensor, length_R: Tensor, n: int, n_vocabulary: int) -> Tensor:
+    """Which tokens would end an n-gram that the row already has."""
+    banned_RV = torch.zeros(len(token_RT), n_vocabulary + 1, dtype=torch.bool, device=token_RT.device)
+    if token_RT.shape[1] < n:
+        return banned_RV[:, :-1]
+    window_RWn = token_RT.unfold(1, n, 1)
+    place_Rm = length_R[:, None] - n + 1 + torch.arange(n - 1, device=token_RT.device)
+    last_Rm = token_RT.gather(1, place_Rm.clamp(min=0))
+    is_same_RW = (window_RWn[..., :-1] == last_Rm[:, None]).all(-1)
+    end_W = torch.arange(n - 1, token_RT.shape[1], device=token_RT.device)
+    is_same_RW &= (end_W < length_R[:, None]) & (length_R[:, None] >= n - 1)
+    # What is not the same goes to one place past the vocabulary, which is cut off.
+    banned_RV.scatter_(1, torch.where(is_same_RW, window_RWn[..., -1], n_vocabulary), True)
+    return banned_RV[:, :-1]
+
+
+# The hypotheses of all sentences that are being searched
+
+
+@dataclass(frozen=True)
+class Beams:
+    """Hypotheses that go on, and those that have ended. A hypothesis that ends closes its place among the first."""
+
+    number_B: Tensor
+    length_B: Tensor
+    """Tokens so far: all hypotheses of a sentence that go on are equally long."""
+    limit_B: Tensor
+    forced_BT: Tensor
+    """What a translation must begin with."""
+    margin_B: Tensor
+    n_ended_B: Tensor
+    token_BKT: Tensor
+    log_prob_BK: Tensor
+    """-inf where none goes on."""
+    state_BK: Tensor
+    """In the automaton of the rules."""
+    ended_token_BKT: Tensor
+    ended_log_prob_BK: Tensor
+    ended_score_BK: Tensor
+    ended_length_BK: Tensor
+
+    @classmethod
+    def start(
+        cls, sentences: Sequence[Sentence], settings: DecodeConfig, limits: Sequence[int], device: torch.device
+    ) -> Beams:
+        n, n_kept, longest = len(sentences), settings.n_hypotheses, max(limits)
+        n_forced = max(len(sentence.prefix) for sentence in sentences)
+        forced = [[*sentence.prefix, *[NONE] * (n_forced - len(sentence.prefix))] for sentence in sentences]
+        log_prob_BK = torch.zeros(n, n_kept, device=device)
+        if settings.method == "beam":
+            log_prob_BK[:, 1:] = -torch.inf  # all rows are alike before the first token
+        nothing_BK = torch.full((n, n_kept), -torch.inf, device=device)
+        whole_B, whole_BK = torch.zeros(n, dtype=torch.long, device=device), torch.zeros_like(nothing_BK).long()
+        return cls(
+            number_B=torch.tensor([sentence.number for sentence in sentences], device=device),
+            length_B=whole_B,
+            limit_B=torch.tensor(limits, device=device),
+            forced_BT=torch.tensor(forced, dtype=torch.long, device=device).view(n, n_forced),
+            margin_B=torch.full((n,), torch.inf, device=device),
+            n_ended_B=whole_B,
+            token_BKT=torch.full((n, n_kept, longest), NONE, device=device),
+            log_prob_BK=log_prob_BK,
+            state_BK=whole_BK,
+            ended_token_BKT=torch.full((n, n_kept, longest), NONE, device=device),
+            ended_log_prob_BK=nothing_BK,
+            ended_score_BK=nothing_BK,
+            ended_length_BK=whole_BK,
+        )
+
+    def select(self, sentences_B: Tensor) -> Beams:
+        return Beams(**{f.name: getattr(self, f.name)[sentences_B] for f in fields(self)})
+
+    def join(self, other: Beams) -> Beams:
+        def both(a: Tensor, b: Tensor) -> Tensor:
+            if a.shape[-1] != b.shape[-1] and a.ndim > 1:
+                n = max(a.shape[-1], b.shape[-1])
+                a, b = (torch.nn.functional.pad(x, (0, n - x.shape[-1]), value=NONE) for x in (a, b))
+            return torch.cat([a, b])
+
+        return Beams(**{f.name: both(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)})
+
+    def last_R(self, bos_id: int) -> Tensor:
+        """The tokens to go on from."""
+        place_BK1 = (self.length_B - 1).clamp(min=0)[:, None, None].expand(*self.token_BKT.shape[:2], 1)
+        last_BK = self.token_BKT.gather(2, place_BK1)[..., 0]
+        # Those that have ended go on from anything, for nothing.
+        return torch.where(last_BK < 0, bos_id, last_BK).flatten()
+
+    def is_over_B(self, settings: DecodeConfig) -> Tensor:
+        """Whether nothing that a search could still find would change what it returns."""
+        best_log_prob_B = self.log_prob_BK.max(1).values
+        is_over_B = (best_log_prob_B == -torch.inf) | (self.length_B >= self.limit_B)
+        if settings.method == "beam" and settings.stop_early:
+            # A log-probability only falls, and nothing is divided by more than at the limit.
+            bound_B = best_log_prob_B / length_penalty(self.limit_B, settings)
+            worst_B = self.ended_score_BK.topk(settings.n_best).values[:, -1]
+            is_over_B = is_over_B | (worst_B >= bound_B)
+        return is_over_B
+
+
+def advance(
+    beams: Beams, logits_RV: Tensor, settings: DecodeConfig, rules: Rules, eos_id: int, choose: Choose
+) -> tuple[Beams, Tensor]:
+    """The hypotheses one token on, and of which before it each is a continuation, parent_BK."""
+    n_kept, n_vocabulary = beams.log_prob_BK.shape[1], logits_RV.shape[1]
+    log_prob_RV = logits_RV.float() - logits_RV.float().logsumexp(-1, keepdim=True)
+    allowed_RV = restrict(beams, log_prob_RV, settings, rules, eos_id)
+    shape = (-1, n_kept, n_vocabulary)
+    chosen = choose(beams, log_prob_RV.view(shape), allowed_RV.view(shape))
+
+    length_B = beams.length_B + 1
+    token_BKT = beams.token_BKT.gather(1, chosen.parent_BK[..., None].expand_as(beams.token_BKT))
+    place_BK1 = beams.length_B[:, None, None].expand(-1, n_kept, 1)
+    token_BKT = token_BKT.scatter(2, place_BK1, chosen.token_BK[..., None])
+    state_BK = rules.next_AV[beams.state_BK.gather(1, chosen.parent_BK), chosen.token_BK]
+
+    has_ended_BK = (chosen.token_BK == eos_id) & (chosen.log_prob_BK > -torch.inf)
+    score_BK = chosen.log_prob_BK / length_penalty(length_B, settings)[:, None]
+    # Each that ends takes the next free slot; the others are written to a slot past the last, which is cut off.
+    slot_BK = beams.n_ended_B[:, None] + has_ended_BK.cumsum(1) - 1
+    slot_BK = torch.where(has_ended_BK, slot_BK, n_kept)
+
+    def kept(old_BK: Tensor, new_BK: Tensor) -> Tensor:
+        spare = torch.cat([old_BK, old_BK[:, :1]], dim=1)
+        slots = slot_BK if old_BK.ndim == 2 else slot_BK[..., None].expand_as(new_BK)
+        return spare.scatter(1, slots, new_BK)[:, :-1]
+
+    after = replace(
+        beams,
+        length_B=length_B,
+        margin_B=torch.minimum(beams.margin_B, chosen.margin_B),
+        n_ended_B=beams.n_ended_B + has_ended_BK.sum(1),
+        token_BKT=token_BKT,
+        log_prob_BK=chosen.log_prob_BK.masked_fill(has_ended_BK, -torch.inf),
+        state_BK=state_BK,
+        ended_token_BKT=kept(beams.ended_token_BKT, token_BKT),
+        ended_log_prob_BK=kept(beams.ended_log_prob_BK, chosen.log_prob_BK),
+        ended_score_BK=kept(beams.ended_score_BK, score_BK),
+        ended_length_BK=kept(beams.ended_length_BK, length_B[:, None].expand_as(slot_BK)),
+    )
+    return after, chosen.parent_BK
+
+
+def restrict(beams: Beams, log_prob_RV: Tensor, settings: DecodeConfig, rules: Rules, eos_id: int) -> Tensor:
+    """-inf for what may not follow."""
+    n_kept = beams.log_prob_BK.shape[1]
+    state_R = beams.state_BK.flatten()
+    # Most of the time all are in state 0, and one row serves all.
+    allowed_RV = log_prob_RV + (rules.penalty_AV[state_R] if bool(state_R.any()) else rules.penalty_AV[0])
+    length_R = beams.length_B.repeat_interleave(n_kept)
+    if settings.min_length > 0:
+        allowed_RV[:, eos_id] = allowed_RV[:, eos_id].masked_fill(length_R < settings.min_length, -torch.inf)
+    if settings.no_repeat_ngram > 0:
+        token_RT = beams.token_BKT.flatten(0, 1)
+        banned_RV = repeats(token_RT, length_R, settings.no_repeat_ngram, log_prob_RV.shape[1])
+        allowed_RV = allowed_RV.masked_fill(banned_RV, -torch.inf)
+    if (n_forced := beams.forced_BT.shape[1]) > 0:
+        place_B = beams.length_B.clamp(max=n_forced - 1)
+        forced_B = torch.where(beams.length_B < n_forced, beams.forced_BT.gather(1, place_B[:, None])[:, 0], NONE)
+        forced_R1 = forced_B.repeat_interleave(n_kept)[:, None]
+        is_forced_RV = forced_R1 == torch.arange(log_prob_RV.shape[1], device=log_prob_RV.device)
+        # A prefix that the rules forbid is still a prefix that was asked for.
+        only_it_RV = log_prob_RV.masked_fill(~is_forced_RV, -torch.inf)
+        allowed_RV = torch.where(forced_R1 == NONE, allowed_RV, only_it_RV)
+    return allowed_RV
+
+
+def harvest(beams: Beams, settings: DecodeConfig, eos_id: int) -> list[list[Hypothesis]]:
+    """For each sentence, the best first. Those cut off at the limit come after all that have ended."""
+    found = []
+    length_penalty_B = length_penalty(beams.length_B.clamp(min=1), settings)
+    columns = (
+        beams.margin_B, beams.n_ended_B, beams.ended_token_BKT, beams.ended_log_prob_BK, beams.ended_score_BK,
+        beams.ended_length_BK, beams.token_BKT, beams.log_prob_BK, beams.log_prob_BK / length_penalty_B[:, None],
+        beams.length_B,
+    )  # fmt: skip
+    for margin, n_ended, tokens, log_probs, scores, lengths, live, live_log_probs, live_scores, length in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        ended = [Hypothesis(tokens[i][: lengths[i] - 1], log_probs[i], scores[i], True, margin) for i in range(n_ended)]
+        ended.sort(key=lambda hypothesis: -hypothesis.score)
+        if len(ended) > 1:  # by which of them wins, too, it may have been close
+            closest = min(margin, ended[0].score - ended[1].score)
+            ended = [replace(hypothesis, margin=closest) for hypothesis in ended]
+        cut = [
+            Hypothesis(live[i][:length], live_log_probs[i], live_scores[i], False, margin)
+            for i in range(len(live)) if live_log_probs[i] > -torch.inf
+        ]  # fmt: skip
+        cut.sort(key=lambda hypothesis: -hypothesis.score)
+        found.append([*ended, *cut][: settings.n_best])
+    return found
+
+
+# The loop
+
+
+@torch.no_grad()
+def search(
+    stepper: Stepper[S],
+    config: ModelConfig,
+    sentences: Iterable[Sentence],
+    settings: DecodeConfig,
+    rules: Rules | None = None,
+    *,
+    batch_size: int = 64,
+    batch_tokens: int = 4096,
+    longest: int | None = None,
+    device: torch.device | str = "cpu",
+) -> Iterator[tuple[Sentence, list[Hypothesis]]]:
+    """Each sentence with its hypotheses, the best first, as they are found: in no order.
+
+    At most `batch_size` are searched at a time, and fewer where they would hold more than `batch_tokens` source
+    positions, padding counted. `longest`: no translation has more tokens, however long its source.
+    """
+    device = torch.device(device)
+    rules = (rules or free(config)).to(device)
+    choose = best if settings.method == "beam" else sampler(settings)
+    n_kept = settings.n_hypotheses
+    waiting = _Waiting(sentences, batch_size, batch_tokens)
+    running: list[Sentence] = []
+    beams: Beams | None = None
+    state: S | None = None
+    while True:
+        if new := waiting.take(running):
+            limits = [min(len(s.source) + settings.max_extra_tokens, longest or 10**9) for s in new]
+            fresh = stepper.start(_padded([s.source for s in new], config.pad_id, device))
+            if n_kept > 1:
+                fresh = fresh.select(torch.arange(len(new), device=device).repeat_interleave(n_kept))
+            fresh_beams = Beams.start(new, settings, limits, device)
+            state = fresh if state is None else state.join(fresh)
+            beams = fresh_beams if beams is None else beams.join(fresh_beams)
+            running += new
+        if beams is None or state is None or not running:
+            return
+        logits_RV, state = stepper.step(beams.last_R(config.bos_id), state)
+        beams, parent_BK = advance(beams, logits_RV, settings, rules, config.eos_id, choose)
+        is_over = beams.is_over_B(settings).tolist()
+        row_BK = torch.arange(len(running), device=device)[:, None] * n_kept + parent_BK
+        if not any(is_over):
+            state = state.select(row_BK.flatten()) if n_kept > 1 else state
+            continue
+        over = torch.tensor([i for i, is_it in enumerate(is_over) if is_it], device=device)
+        left = torch.tensor([i for i, is_it in enumerate(is_over) if not is_it], dtype=torch.long, device=device)
+        yield from zip(
+            [running[i] for i in over.tolist()], harvest(beams.select(over), settings, config.eos_id), strict=True
+        )
+        running = [running[i] for i in left.tolist()]
+        beams, state = beams.select(left), state.select(row_BK[left].flatten(), left)
+
+
+class _Waiting:
+    """Who enters next. New sentences are encoded together, so they wait until a quarter of the places is free."""
+
+    def __init__(self, sentences: Iterable[Sentence], batch_size: int, batch_tokens: int) -> None:
+        self.sentences, self.batch_size, self.batch_tokens = iter(sentences), batch_size, batch_tokens
+        self.next = next(self.sentences, None)
+
+    def take(self, running: Sequence[Sentence]) -> list[Sentence]:
+        taken: list[Sentence] = []
+        n, longest = len(running), max((len(s.source) for s in running), default=0)
+        if self.batch_size - n < max(1, self.batch_size // 4) and n:
+            return taken
+        while self.next is not None and n < self.batch_size:
+            longest = max(longest, len(self.next.source))
+            if n and (n + 1) * longest > self.batch_tokens:
+                break
+            taken.append(self.next)
+            self.next = next(self.sentences, None)
+            n += 1
+        return taken
+
+
+def _padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> Tensor:
+    longest = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in rows], device=device)
+
+
 @torch.no_grad()
 def greedy(stepper: Stepper[S], config: ModelConfig, source_BS: Tensor, max_extra_tokens: int) -> list[list[int]]:
-    """The most probable next token, again and again. Translations without their end marks."""
+    """The most probable next token, again and again, of whatever is most probable. Translations without end marks."""
     limit_B = (source_BS != config.pad_id).sum(1) + max_extra_tokens
     last_B = torch.full_like(limit_B, config.bos_id)
     live_B = limit_B > 0

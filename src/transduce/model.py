@@ -482,8 +482,8 @@ class DecoderState:
 
         Rows stay sentence by sentence, equally many for each: (0, 0, 1, 1) makes two rows of each of two. Without
         `sentences_B` the sentences stay, their memory is not touched and the device is not waited for. With it, only
-        those stay, in that order, and the cache is cut to the longest row left: else, with sentences that come and
-        go, it would grow for ever.
+        those stay, in that order, and cache and memory are cut to the longest row and source left: else, with
+        sentences that come and go, they would grow for ever.
         """
         length_R = self.length_R[rows_R]
         if sentences_B is None:
@@ -494,10 +494,12 @@ class DecoderState:
         assert len(rows_R) * self.n_sentences == self.n_rows * len(sentences_B), "sentences differ in number of rows"
         longest = int(length_R.max()) if len(length_R) else 0
         room = _room_for(longest)
+        visible_BS = self.memory_visible_BS[sentences_B]
+        n_source = int(visible_BS.sum(1).max()) if len(sentences_B) else 0
         return DecoderState(
-            memory_key_LBHSK=self.memory_key_LBHSK.index_select(1, sentences_B),
-            memory_value_LBHSU=self.memory_value_LBHSU.index_select(1, sentences_B),
-            memory_visible_BS=self.memory_visible_BS[sentences_B],
+            memory_key_LBHSK=self.memory_key_LBHSK[:, :, :, :n_source].index_select(1, sentences_B),
+            memory_value_LBHSU=self.memory_value_LBHSU[:, :, :, :n_source].index_select(1, sentences_B),
+            memory_visible_BS=visible_BS[:, :n_source],
             key_LRHTK=self.key_LRHTK[:, :, :, :room].index_select(1, rows_R),
             value_LRHTU=self.value_LRHTU[:, :, :, :room].index_select(1, rows_R),
             length_R=length_R,

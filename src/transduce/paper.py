@@ -50,6 +50,7 @@ SETTINGS: list[tuple[str, str, Any, Any]] = [
     ("5.4", "train.label_smoothing", 0.1, 0.1),
     ("6.1", "train.checkpoint_minutes", 10.0, 10.0),
     ("6.1", "train.average_last", 5, 20),
+    ("6.1", "decode.method", "beam", "beam"),
     ("6.1", "decode.beam_size", 4, 4),
     ("6.1", "decode.length_penalty", "gnmt", "gnmt"),
     ("6.1", "decode.length_alpha", 0.6, 0.6),
