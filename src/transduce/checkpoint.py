@@ -2,9 +2,11 @@
 
 The model folder holds all a model is:
 
-    config.json          format_version, the RunConfig, languages, the longest lengths it was trained on
+    config.json          format_version, the RunConfig, languages, the longest lengths it was trained on, and which
+                         heads align words
     weights.safetensors  the weights, unpacked, under the paper's names; tied ones once
     subwords.model       where it was trained on text
+    card.json            its scores: not part of what it is, so that the folder may be read-only
 
 A checkpoint holds all that training goes on from:
 
@@ -36,8 +38,9 @@ from transduce.folders import whole_folder
 from transduce.model import Transformer
 
 FORMAT_VERSION = 1
-CONFIG = "config.json"
-WEIGHTS = "weights.safetensors"
+CONFIG, MODEL = "config.json", "model"
+"""Of a model folder, and of the model folder in a run."""
+WEIGHTS, CARD = "weights.safetensors", "card.json"
 OPTIMISER, STATE, MANIFEST = "optimiser.safetensors", "state.json", "manifest.json"
 
 
@@ -53,12 +56,28 @@ class Origin:
     """In tokens, end marks counted."""
 
 
+@dataclass(frozen=True)
+class AlignmentHeads:
+    """Whose attention to the memory says which words belong together."""
+
+    layer: int
+    heads: tuple[int, ...]
+    shift: int
+    """0: as they look when the token is asked for; 1: when it is known, one place later."""
+
+
+def model_folder(path: Path) -> Path:
+    """Of a model folder or of a run."""
+    return path / MODEL if (path / MODEL / CONFIG).exists() else path
+
+
 def save_model(
     folder: str | Path,
     model: Transformer,
     config: RunConfig,
     subwords: Subwords | None = None,
     origin: Origin | None = None,
+    alignment: AlignmentHeads | None = None,
 ) -> None:
     """Whole or not at all. Overwrites nothing."""
     assert model.config == config.model, "the folder would describe another model"
@@ -69,6 +88,8 @@ def save_model(
         description = {"format_version": FORMAT_VERSION, "config": json.loads(config.to_json())}
         if origin is not None:
             description["origin"] = asdict(origin)
+        if alignment is not None:
+            description["alignment"] = asdict(alignment)
         (unfinished / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         save_file(_contiguous(model.weights()), unfinished / WEIGHTS)
         if subwords is not None:
@@ -78,18 +99,37 @@ def save_model(
 def load_config(folder: str | Path) -> RunConfig:
     path = Path(folder) / CONFIG
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-        version, settings = description["format_version"], json.dumps(description["config"])
+        return RunConfig.from_json(json.dumps(_describes(path)["config"]))
+    except ConfigError as error:
+        raise ModelFolderError(f"{path}: {error}") from None
+
+
+def load_origin(folder: str | Path) -> tuple[Origin, AlignmentHeads | None]:
+    """As far as the folder tells."""
+    path = Path(folder) / CONFIG
+    description = _describes(path)
+    try:
+        origin = description.get("origin", {})
+        directions = tuple((str(source), str(target)) for source, target in origin.pop("directions", ()))
+        tagged = tuple(map(str, origin.pop("tagged_languages", ())))
+        heads = description.get("alignment")
+        alignment = heads and AlignmentHeads(int(heads["layer"]), tuple(map(int, heads["heads"])), int(heads["shift"]))
+        return Origin(directions=directions, tagged_languages=tagged, **origin), alignment
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise ModelFolderError(f"{path} does not say where the model comes from: copy the folder again") from None
+
+
+def _describes(path: Path) -> dict[str, Any]:
+    try:
+        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version, _ = description["format_version"], description["config"]
     except OSError as error:
         raise ModelFolderError(f"{path} cannot be read ({error.strerror}): give a model folder") from None
     except (ValueError, LookupError, TypeError, RecursionError):
         raise ModelFolderError(f"{path} does not describe a model: give a folder that save_model wrote") from None
     if version != FORMAT_VERSION:
         raise ModelFolderError(f"{path} has format_version {version!r}, this program reads {FORMAT_VERSION}: update it")
-    try:
-        return RunConfig.from_json(settings)
-    except ConfigError as error:
-        raise ModelFolderError(f"{path}: {error}") from None
+    return description
 
 
 def load_model(folder: str | Path, device: str | torch.device = "cpu") -> tuple[Transformer, RunConfig]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -20,6 +23,9 @@ from typer.core import TyperCommand
 from transduce import __version__
 from transduce.config import PRESETS, RunConfig, override
 from transduce.errors import ConfigError, DataError, TransduceError
+
+if TYPE_CHECKING:
+    from transduce.translate import Translator
 
 app = typer.Typer(
     help="The Transformer of “Attention Is All You Need” as real software.",
@@ -319,6 +325,212 @@ def train_command(
         result = train(out, request, tell, progress)
     if os.environ.get("RANK", "0") == "0":
         show_result(console_for_stdout(), out, result, read_log(out / LOG))
+
+
+# What translate and evaluate both take.
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or a run.")]
+Device = Annotated[str | None, typer.Option(metavar="cpu|cuda", help="A GPU where there is one.")]
+Beam = Annotated[
+    int | None, typer.Option(min=1, help="Hypotheses kept; 1 is greedy search. The model's when not given.")
+]
+To = Annotated[str | None, typer.Option(metavar="LANGUAGE", help="Into which, where a model knows several.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Sentences searched side by side. Changes speed, not text.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Of the CPU. All cores when not given.")]
+Precision = Annotated[str, typer.Option("--dtype", metavar="float32|bfloat16", help="Of the model's numbers.")]
+
+
+@app.command("translate")
+def translate_command(
+    model: ModelArgument,
+    files: Annotated[
+        list[str] | None, typer.Argument(help="Files of lines, .gz and .xz too. Standard input: -")
+    ] = None,
+    beam: Beam = None,
+    nbest: Annotated[int | None, typer.Option(min=1, help="Print so many translations of each line.")] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="Add a tab and the score.")] = False,
+    alignments: Annotated[
+        Path | None, typer.Option(help="Write which words belong together to this file, a line for each: 0-0 1-2.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="An object a line: tokens, probabilities, runners-up, flags, alignment.")
+    ] = False,
+    to: To = None,
+    prefix: Annotated[str, typer.Option(help="How every translation must begin.")] = "",
+    column: Annotated[
+        int | None, typer.Option(min=1, help="Translate this column of a table; the translation is added as the last.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--field", help='Translate this field of JSON lines; "translation" is added.')
+    ] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching the best.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="Of sampling.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Of sampling: from so many tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Of sampling: from the fewest tokens of this probability.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of sampling.")] = None,
+    batch_size: BatchSize = 64,
+    device: Device = None,
+    precision: Precision = "float32",
+    threads: Threads = None,
+    settings: Settings = None,
+    quiet: Quiet = False,
+) -> None:
+    """Translate lines: one out for each one in, in order, as they come.
+
+    Examples:
+
+      transduce translate run < in.de > out.en
+
+      transduce translate run in.de.gz --nbest 5
+
+      echo 'Das ist ein Haus.' | transduce translate run --json
+
+      transduce translate run table.tsv --column 2 --scores
+
+      transduce translate run in.de --alignments out.align > out.en
+    """
+    from transduce.records import Form, translate_files
+    from transduce.show import progress_on_stderr, show_summary
+
+    if column is not None and key is not None:
+        raise ConfigError("--column and --field exclude each other: keep one")
+    flags = {
+        "beam_size": beam if beam is None or nbest is None else max(beam, nbest), "n_best": nbest,
+        "method": "sample" if sample else None, "temperature": temperature, "top_k": top_k, "top_p": top_p,
+        "seed": seed,
+    }  # fmt: skip
+    translator = load_translator(model, flags, settings or [], device, precision, threads, batch_size)
+    if alignments is not None and translator.heads is None:
+        raise ConfigError(f"{model} does not say which heads align words: train it again, or leave out --alignments")
+    form = Form(column, key, as_json, translator.settings.n_best, scores)
+    out = sys.stdout.buffer
+
+    def write(line: str) -> None:
+        try:
+            out.write(line.encode("utf-8", "surrogatepass"))
+            out.flush()
+        except BrokenPipeError:  # who reads has had enough: as a program ends that SIGPIPE ends, without a word
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+            raise typer.Exit(128 + signal.SIGPIPE) from None
+
+    with ExitStack() as stack:
+        aligned = stack.enter_context(open_to_write(alignments)) if alignments is not None else None
+        told = stack.enter_context(progress_on_stderr(quiet or not sys.stderr.isatty() or sys.stdin.isatty()))
+        summary = translate_files(
+            translator, files or [], form, write, to=to, prefix=prefix,
+            write_alignment=aligned.write if aligned else None,
+            progress=lambda n: told("translating", n, None),
+        )  # fmt: skip
+    show_summary(summary, quiet)
+
+
+def load_translator(
+    model: Path,
+    flags: dict[str, Any],
+    settings: list[str],
+    device: str | None,
+    precision: str,
+    threads: int | None,
+    batch_size: int,
+) -> Translator:
+    """With the model's own way of decoding, changed by flags and then by `--set`."""
+    import torch
+
+    from transduce.checkpoint import load_config, model_folder
+    from transduce.training.choices import check_device
+    from transduce.translate import Translator
+
+    for setting in settings:
+        if not setting.strip().startswith("decode."):
+            raise ConfigError(f"--set {setting} means nothing to a trained model, only the section decode does")
+    if precision not in ("float32", "bfloat16"):
+        raise ConfigError(f"--dtype is {precision!r}, must be float32 or bfloat16: leave it out for float32")
+    check_device(device)
+    config = load_config(model_folder(model))
+    if (n_best := flags.get("n_best")) is not None and flags.get("beam_size") is None:
+        flags = flags | {"beam_size": max(n_best, config.decode.beam_size)}
+    given = [f"decode.{name}={value}" for name, value in flags.items() if value is not None]
+    config = override(config, [*given, *settings])
+    if threads is not None:
+        torch.set_num_threads(threads)
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    return Translator.load(model, device=device, dtype=dtype, settings=config.decode, batch_size=batch_size)
+
+
+@contextmanager
+def open_to_write(path: Path) -> Iterator[IO[str]]:
+    from transduce.folders import told_of
+
+    with told_of(path), path.open("w", encoding="utf-8") as file:
+        yield file
+
+
+@app.command("evaluate")
+def evaluate_command(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model folder, a run, or a file of translations by anybody.")
+    ],
+    reference: Annotated[Path, typer.Option(help="What translations should say, a line for each.")],
+    source: Annotated[Path | None, typer.Option(help="What is translated. A file of translations needs none.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="OTHER", help="Another model or file of translations to compare with.")
+    ] = None,
+    trees: Annotated[
+        bool, typer.Option("--trees", help="Files of bracketed trees: labelled-bracket F1 by the rules of EVALB.")
+    ] = False,
+    compound_split: Annotated[
+        bool, typer.Option("--compound-split", help="Add the tokenised, compound-split BLEU of old papers.")
+    ] = False,
+    beam: Beam = None,
+    to: To = None,
+    bootstrap: Annotated[int, typer.Option(min=0, help="Samples for the intervals; 0: none.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every sentence.")] = False,
+    batch_size: BatchSize = 64,
+    device: Device = None,
+    precision: Precision = "float32",
+    threads: Threads = None,
+    settings: Settings = None,
+    quiet: Quiet = False,
+) -> None:
+    """Score translations: BLEU, chrF++ and TER as sacrebleu has them, with signatures and intervals.
+
+    A model's scores are also kept in its folder, in card.json.
+
+    Examples:
+
+      transduce evaluate run --source test.de --reference test.en
+
+      transduce evaluate run --source test.de --reference test.en --against other-run
+
+      transduce evaluate output.en --reference test.en --json
+    """
+    from transduce.checkpoint import model_folder
+    from transduce.evaluate import add_to_card, evaluate_files, evaluate_trees
+    from transduce.show import console_for_stdout, progress_on_stderr, show_brackets, show_evaluation
+
+    if trees:
+        found = evaluate_trees(model, reference)
+        if as_json:
+            print(json.dumps(asdict(found), indent=2))
+        else:
+            show_brackets(console_for_stdout(), found)
+        return
+
+    def load(path: Path) -> Translator:
+        return load_translator(path, {"beam_size": beam}, settings or [], device, precision, threads, batch_size)
+
+    with progress_on_stderr(quiet) as told:
+        evaluation, passport = evaluate_files(
+            model, source, reference, load, against=against, to=to, n_bootstrap=bootstrap,
+            with_compound_split=compound_split, progress=told,
+        )  # fmt: skip
+    if as_json:
+        print(json.dumps({"passport": passport, **evaluation.to_json()}, indent=2, ensure_ascii=False))
+    else:
+        show_evaluation(console_for_stdout(), evaluation)
+    if model.is_dir() and not add_to_card(model_folder(model), evaluation, passport):
+        print(f"transduce: {model} cannot be written, so its card does not have these scores", file=sys.stderr)
 
 
 @app.command("runs")

@@ -192,11 +192,13 @@ class TrainConfig(_Section):
     """Training ends when so many checkpoints in a row have not lowered the validation loss. None: it does not."""
     max_bad_steps: int = 10
     """Training ends when so many steps in a row gave a loss or gradient that is no number."""
+    valid_translations: int = 200
+    """Validation pairs that are translated at each checkpoint, greedily, for BLEU; 0: none."""
     seed: int = 1
 
     def _check(self) -> None:
         self._at_least(1, "max_steps", "warmup_steps", "checkpoint_steps", "average_last", "patience", "max_bad_steps")
-        self._at_least(0, "seed")
+        self._at_least(0, "seed", "valid_translations")
         self._at_most(2**62, "seed")
         self._probability("adam_beta1", "adam_beta2", "label_smoothing")
         self._positive("adam_eps", "checkpoint_minutes", "clip_norm", "rate_factor")

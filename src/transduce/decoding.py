@@ -44,6 +44,13 @@ class Stepper(Protocol[S]):
     def step(self, last_R: Tensor, state: S) -> tuple[Tensor, S]: ...
 
 
+class Queue(Protocol):
+    """Where sentences come from, when not all are known yet."""
+
+    def get(self, wait: bool) -> Sentence | None:
+        """The next; None where there is none now, and when it was waited for: where there will be none."""
+
+
 class Sentence(NamedTuple):
     """What is to be translated."""
 
@@ -379,7 +386,7 @@ def harvest(beams: Beams, settings: DecodeConfig, eos_id: int) -> list[list[Hypo
 def search(
     stepper: Stepper[S],
     config: ModelConfig,
-    sentences: Iterable[Sentence],
+    sentences: Iterable[Sentence] | Queue,
     settings: DecodeConfig,
     rules: Rules | None = None,
     *,
@@ -432,23 +439,35 @@ def search(
 class _Waiting:
     """Who enters next. New sentences are encoded together, so they wait until a quarter of the places is free."""
 
-    def __init__(self, sentences: Iterable[Sentence], batch_size: int, batch_tokens: int) -> None:
-        self.sentences, self.batch_size, self.batch_tokens = iter(sentences), batch_size, batch_tokens
-        self.next = next(self.sentences, None)
+    def __init__(self, sentences: Iterable[Sentence] | Queue, batch_size: int, batch_tokens: int) -> None:
+        self.queue = _Listed(sentences) if isinstance(sentences, Iterable) else sentences
+        self.batch_size, self.batch_tokens = batch_size, batch_tokens
+        self.first: Sentence | None = None
+        """That did not fit beside those who were there."""
 
     def take(self, running: Sequence[Sentence]) -> list[Sentence]:
         taken: list[Sentence] = []
         n, longest = len(running), max((len(s.source) for s in running), default=0)
-        if self.batch_size - n < max(1, self.batch_size // 4) and n:
+        if n and self.batch_size - n < max(1, self.batch_size // 4):
             return taken
-        while self.next is not None and n < self.batch_size:
-            longest = max(longest, len(self.next.source))
+        while n < self.batch_size:
+            self.first = self.first or self.queue.get(wait=n == 0)
+            if self.first is None:
+                break
+            longest = max(longest, len(self.first.source))
             if n and (n + 1) * longest > self.batch_tokens:
                 break
-            taken.append(self.next)
-            self.next = next(self.sentences, None)
-            n += 1
+            taken.append(self.first)
+            self.first, n = None, n + 1
         return taken
+
+
+class _Listed:
+    def __init__(self, sentences: Iterable[Sentence]) -> None:
+        self.sentences = iter(sentences)
+
+    def get(self, wait: bool) -> Sentence | None:
+        return next(self.sentences, None)
 
 
 def _padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> Tensor:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from transduce.data.prepare import CorpusReport, Report
     from transduce.data.prepare import Progress as Told
     from transduce.data.stats import Stats
+    from transduce.evaluate import Evaluation
+    from transduce.metrics import BracketScore
     from transduce.paper import Row
+    from transduce.records import Summary
     from transduce.training.loop import Tell
 
 LONGEST_EXAMPLE = 30
@@ -57,7 +60,7 @@ def progress_on_stderr(quiet: bool) -> Iterator[Told]:
                     finished = bars.tasks[task].completed or 1
                     bars.update(task, total=finished, completed=finished)
                 tasks[stage] = bars.add_task(escape(stage), total=total, count="")
-            bars.update(tasks[stage], completed=done, total=total, count=f"{done:,} pairs" if done else "")
+            bars.update(tasks[stage], completed=done, total=total, count=f"{done:,}" if done else "")
 
         yield draw
 
@@ -217,7 +220,7 @@ class TrainingDisplay:
                 print(stage, file=sys.stderr, flush=True)
             self._next_bar(stage, total)
         if self.task is not None:
-            self.live.update(self.task, completed=done, total=total, count=f"{done:,} pairs" if done else "")
+            self.live.update(self.task, completed=done, total=total, count=f"{done:,}" if done else "")
 
     def tell(self, event: dict[str, Any]) -> None:
         kind = event["event"]
@@ -276,7 +279,9 @@ def describe_event(event: dict[str, Any]) -> str:
     kind = event["event"]
     if kind == "valid":
         best = ", the best so far" if event["is_best"] else ""
-        return f"{step}: validation perplexity {event['perplexity']:.2f}, token accuracy {event['accuracy']:.1%}{best}"
+        bleu = f", BLEU {event['bleu']:.1f}" if "bleu" in event else ""
+        accuracy = f"token accuracy {event['accuracy']:.1%}"
+        return f"{step}: validation perplexity {event['perplexity']:.2f}, {accuracy}{bleu}{best}"
     if kind == "resumed":
         return f"going on from {step}"
     if kind == "damaged":
@@ -292,17 +297,21 @@ def describe_event(event: dict[str, Any]) -> str:
 
 def show_result(console: Console, out: Path, result: Mapping[str, Any], events: list[dict[str, Any]]) -> None:
     """How perplexity fell, and what came of it."""
-    curve = [(event["step"], event["perplexity"]) for event in events if event["event"] == "valid"]
+    curve = [event for event in events if event["event"] == "valid"]
     if curve:
-        table = Table("step", title="validation perplexity", title_justify="left", title_style="bold", box=box.SIMPLE)
-        table.add_column("", justify="right")
+        with_bleu = "bleu" in curve[-1]
+        table = Table("step", title="validation", title_justify="left", title_style="bold", box=box.SIMPLE)
+        for name in ("BLEU", "perplexity") if with_bleu else ("perplexity",):
+            table.add_column(name, justify="right")
         table.add_column("")
-        most = math.log(max(perplexity for _, perplexity in curve))
-        for step, perplexity in curve:
-            table.add_row(
-                f"{step:,}", f"{perplexity:,.2f}", "█" * round(LONGEST_BAR * 2 * math.log(perplexity) / max(most, 1e-9))
-            )
+        most = math.log(max(event["perplexity"] for event in curve))
+        for event in curve:
+            bar = "█" * round(LONGEST_BAR * 2 * math.log(event["perplexity"]) / max(most, 1e-9))
+            bleu = [f"{event['bleu']:.1f}"] if with_bleu else []
+            table.add_row(f"{event['step']:,}", *bleu, f"{event['perplexity']:,.2f}", bar)
         console.print(table)
+    for sample in result.get("samples", ()):
+        console.print(escape(f"  {sample['source']}\n    -> {sample['translation']}\n     = {sample['reference']}"))
     taken = result["candidates"][result["taken"]]
     n = len(taken["steps"])
     what = f"average of {n} checkpoints" if n > 1 else "one checkpoint"
@@ -311,23 +320,26 @@ def show_result(console: Console, out: Path, result: Mapping[str, Any], events: 
         if taken["perplexity"] is None
         else f": perplexity {taken['perplexity']:.2f}, token accuracy {taken['accuracy']:.1%}"
     )
+    if "bleu" in result:
+        score += f", BLEU {result['bleu']:.1f} of greedy translations"
     console.print(escape(f"{out / 'model'}, the {what} ({result['taken']}){score}"))
     console.print(f"{result['steps']:,} steps, {result['target_tokens']:,} target tokens, {_time(result['seconds'])}")
 
 
 def show_runs(console: Console, summaries: list[dict[str, Any]]) -> None:
     table = Table("run", "state", "size", box=box.SIMPLE)
-    for name in ("parameters", "steps", "batch", "dropout", "seed", "perplexity", "accuracy", "time"):
+    for name in ("parameters", "steps", "batch", "dropout", "seed", "perplexity", "accuracy", "BLEU", "time"):
         table.add_column(name, justify="right")
     for name in ("config", "data"):
         table.add_column(name)
     for one in summaries:
         perplexity = "" if one["perplexity"] is None else f"{one['perplexity']:.2f}"
         accuracy = "" if one["accuracy"] is None else f"{one['accuracy']:.1%}"
+        bleu = "" if one["bleu"] is None else f"{one['bleu']:.1f}"
         table.add_row(
             escape(one["run"]), one["state"], escape(one["size"]), f"{one['parameters'] / 1e6:.1f} M",
             f"{one['steps']:,}",
-            f"{one['batch_tokens']:,}", f"{one['dropout']:g}", str(one["seed"]), perplexity, accuracy,
+            f"{one['batch_tokens']:,}", f"{one['dropout']:g}", str(one["seed"]), perplexity, accuracy, bleu,
             "" if one["seconds"] is None else _time(one["seconds"]), one["config_hash"], one["data"],
         )  # fmt: skip
     console.print(table)
@@ -356,3 +368,74 @@ def _to_tensorboard(writer: Any, event: dict[str, Any]) -> None:
         for name, value in event.items():
             if isinstance(value, float):
                 writer.add_scalar(f"{'train' if event['event'] == 'step' else 'valid'}/{name}", value, event["step"])
+
+
+def show_summary(summary: Summary, quiet: bool) -> None:
+    """On stderr: how much was translated, and what of it is less than it should be."""
+    if summary.n_damaged:
+        print(
+            f"transduce: {summary.n_damaged:,} lines were no UTF-8, the first {summary.first_damaged}: "
+            "what could not be read was replaced",
+            file=sys.stderr,
+        )
+    if not quiet:
+        flags = "".join(f"; {n:,} {flag}" for flag, n in sorted(summary.flags.items()))
+        print(f"{summary.n_lines:,} lines in {_time(summary.seconds)}{flags}", file=sys.stderr)
+
+
+def show_evaluation(console: Console, evaluation: Evaluation) -> None:
+    from transduce.translate import FLAGS
+
+    words: Mapping[str, str] = dict(FLAGS.items())
+
+    table = Table(box=box.SIMPLE_HEAD, title=f"{evaluation.n_sentences:,} sentences", title_justify="left")
+    for name, justify in (("", "left"), ("score", "right"), ("95 % interval", "right"), ("signature", "left")):
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for score in evaluation.scores:
+        interval = f"{score.interval[0]:.1f} to {score.interval[1]:.1f}" if score.interval else ""
+        table.add_row(score.name, f"{score.value:.1f}", interval, escape(score.signature))
+    if evaluation.perplexity is not None:
+        table.add_row("perplexity", f"{evaluation.perplexity:.2f}", "", "per subword of the references")
+    table.add_row("length ratio", f"{evaluation.length_ratio:.3f}", "", "tokens of BLEU")
+    table.add_row("exact match", f"{100 * evaluation.exact_match:.1f}%", "", "")
+    console.print(table)
+    if len(evaluation.by_length) > 1:
+        console.print(_length_table(evaluation))
+    if evaluation.comparison:
+        console.print(_comparison_table(evaluation))
+    for flag, n in sorted(evaluation.flags.items()):
+        console.print(escape(f"{n:,} flagged {flag}: {words[flag]}"))
+    console.print("the worst by chrF++:")
+    for line in evaluation.worst:
+        console.print(escape(f"  {line.chrf:5.1f}  {line.source}"))
+        console.print(escape(f"      -> {line.hypothesis}"))
+        console.print(escape(f"       = {line.reference}"))
+
+
+def _length_table(evaluation: Evaluation) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("words of the source", "sentences", "BLEU", "chrF++"):
+        table.add_column(name, justify="right")
+    for group in evaluation.by_length:
+        bounds = f"{group.shortest} or more" if group.longest is None else f"{group.shortest} to {group.longest}"
+        table.add_row(bounds, f"{group.n_sentences:,}", f"{group.bleu.value:.1f}", f"{group.chrf.value:.1f}")
+    return table
+
+
+def _comparison_table(evaluation: Evaluation) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("paired bootstrap", "this", "the other", "difference", "p"):
+        table.add_column(name, justify="left" if name == "paired bootstrap" else "right")
+    for row in evaluation.comparison:
+        table.add_row(row.name, f"{row.system:.1f}", f"{row.other:.1f}", f"{row.difference:+.1f}", f"{row.p_value:.3f}")
+    return table
+
+
+def show_brackets(console: Console, found: BracketScore) -> None:
+    table = Table(box=box.SIMPLE_HEAD, title=f"{found.n_sentences:,} trees", title_justify="left")
+    for name in ("precision", "recall", "F1", "complete match", "skipped"):
+        table.add_column(name, justify="right")
+    values = (found.precision, found.recall, found.f1, found.complete_match)
+    table.add_row(*(f"{value:.2f}" for value in values), f"{found.n_skipped:,}")
+    console.print(table)
+    console.print(escape(found.signature))

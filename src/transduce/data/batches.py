@@ -108,6 +108,11 @@ class Examples:
         ids = self.store.ids
         return ids[source_start : source_start + source_length], ids[target_start : target_start + target_length]
 
+    def tag(self, row: int) -> list[int]:
+        """What stands before its source, if anything."""
+        part = int(np.searchsorted(self._first_row, row, side="right")) - 1
+        return [int(self._tag[part])] if self.n_tag else []
+
     def n_target_tokens(self, rows: NDArray[Any]) -> int:
         """End marks counted."""
         return int(self._places(rows).target_length_B.sum()) + len(rows)

@@ -309,7 +309,7 @@ def read_jsonl(path: str | Path, fields: tuple[str, str], digest: Digest | None 
         try:
             # Bytes that are no UTF-8 are for cleaning to find, like those of any other file.
             found = json.loads(line.decode("utf-8", "surrogateescape"))
-            pair = tuple(_look_up(found, field) for field in fields)
+            pair = tuple(look_up(found, field) for field in fields)
         except (ValueError, TypeError, RecursionError):
             raise DataError(f"{path}, line {number}: is no JSON object: mend the line") from None
         except KeyError as error:
@@ -323,11 +323,11 @@ def read_jsonl(path: str | Path, fields: tuple[str, str], digest: Digest | None 
         yield _to_bytes(pair[0]), _to_bytes(pair[1])
 
 
-def _look_up(record: Any, field: str) -> Any:
+def look_up(record: Any, field: str) -> Any:
     """A field, or one inside another, as translation.de."""
     if field not in record and "." in field:
         outer, _, inner = field.partition(".")
-        return _look_up(record[outer], inner)
+        return look_up(record[outer], inner)
     return record[field]
 
 

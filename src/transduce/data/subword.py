@@ -137,6 +137,10 @@ class Subwords:
         pieces: list[str] = self._processor.id_to_piece(list(ids))
         return pieces
 
+    def is_special(self, i: int) -> bool:
+        """Whether an id stands for no text: a mark, a tag, the unknown."""
+        return bool(self._processor.is_control(i) or self._processor.is_unknown(i))
+
     def languages(self) -> list[str]:
         """Those that have a tag."""
         ids = [i for i in range(len(self)) if self._processor.is_control(i)]

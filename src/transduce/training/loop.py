@@ -118,11 +118,12 @@ class Trainer:
         tell: Tell,
         first_weights: Mapping[str, Tensor] | None = None,
         describe: Callable[[list[list[list[int]]]], Any] = lambda pairs: pairs,
+        judge: Callable[[Transformer], dict[str, Any]] = lambda model: {},
     ) -> None:
-        """`describe` makes of pairs of ids what a person can read."""
+        """`describe` makes of pairs of ids what a person can read; `judge` says how well a model translates."""
         self.folder, self.config, self.choices, self.group, self.tell = folder, config, choices, group, tell
         self.examples, self.valid_examples, self.first_weights = train, valid, first_weights
-        self.describe = describe
+        self.describe, self._judge = describe, judge
         self.is_asked_to_stop = False
         choices.apply()
         self.model = Transformer(config.model).to(group.device)
@@ -170,6 +171,7 @@ class Trainer:
         began = time.perf_counter()
         if len(self.valid_examples):
             self.validation_loss()
+            self.judge()
         speed = Speed(
             seconds_per_step=spent / n_steps,
             seconds_per_validation=time.perf_counter() - began,
@@ -362,9 +364,19 @@ class Trainer:
         self.state.losses[self.state.step] = valid.loss
         self.tell({
             "event": "valid", "step": self.state.step, "loss": valid.loss, "perplexity": valid.perplexity,
-            "accuracy": valid.accuracy, "is_best": self.state.best_step() == self.state.step,
+            "accuracy": valid.accuracy, "is_best": self.state.best_step() == self.state.step, **self.judge(),
         })  # fmt: skip
         return valid
+
+    def judge(self) -> dict[str, Any]:
+        """By real translations, of the first rank alone: the others wait for it at the next step."""
+        if not self.group.is_first:
+            return {}
+        self.model.eval()
+        with self.choices.autocast():
+            found = self._judge(self.model)
+        self.model.train()
+        return found
 
     @torch.no_grad()
     def validation_loss(self) -> Valid:
@@ -464,7 +476,7 @@ class Trainer:
                            "accuracy": valid and valid.accuracy}  # fmt: skip
         taken = min(found, key=lambda name: found[name]["loss"] or 0.0)
         self.model.load_weights(self._average(found[taken]["steps"]))
-        return {"taken": taken, "candidates": found}
+        return {"taken": taken, "candidates": found, **(self.judge() if len(self.valid_examples) else {})}
 
     def _average(self, chosen: Sequence[int]) -> dict[str, Tensor]:
         return average([self.folder / SNAPSHOTS / name_of(step) for step in chosen])

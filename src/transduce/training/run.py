@@ -21,34 +21,41 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from transduce import __version__
-from transduce.checkpoint import CONFIG, Origin, load_config, load_model, save_model
+from transduce.alignment import MOST_PAIRS, Pair, choose_heads
+from transduce.checkpoint import MODEL, Origin, load_config, load_model, model_folder, save_model
 from transduce.config import PRESETS, RunConfig, override, with_model
 from transduce.data import corpora
 from transduce.data.prepare import Prepared, Progress, prepare
 from transduce.data.subword import SUBWORDS, Subwords
 from transduce.errors import ConfigError, DataError, ModelFolderError, TransduceError
 from transduce.folders import UNFINISHED, write_whole
+from transduce.metrics import bleu
+from transduce.model import Transformer
 from transduce.training.choices import Choices, check_device, choose, processor
 from transduce.training.dial import dial, with_steps
 from transduce.training.distributed import Group
 from transduce.training.loop import Speed, Tell, Trainer
+from transduce.translate import Translator
 
-REQUEST, RUN, LOG, RESULT, MODEL, PREPARED = "request.json", "run.json", "log.jsonl", "result.json", "model", "prepared"
+REQUEST, RUN, LOG, RESULT, PREPARED = "request.json", "run.json", "log.jsonl", "result.json", "prepared"
 N_MILESTONES, LEAST_MILESTONES, MILESTONES_SHARE = 20, 6, 0.1
 """Checkpoints in a run that is too short for one every ten minutes; fewer where they would take more of a budget."""
 CALIBRATE_SECONDS, CALIBRATE_SHARE = 2.0, 0.03
 """For how long steps are timed before the first: the longer, the better a budget is kept."""
+JUDGED_EXTRA_TOKENS, N_SHOWN = 10, 3
+"""Of translations at each validation: how much longer than the source, and how many are logged to be looked at."""
 MARGIN = 0.02
 """Of a budget, left for what was not foreseen."""
 
@@ -126,7 +133,8 @@ def train(folder: Path, request: Request, tell: Tell, progress: Progress) -> dic
     if group.is_first:
         write_whole(folder / RESULT, json.dumps(result, indent=2) + "\n")
         if not (folder / MODEL).exists():
-            save_model(folder / MODEL, trainer.model, settled.config, prepared.subwords, origin_of(prepared))
+            heads = choose_heads(trainer.model, pairs_to_align(prepared), group.device)
+            save_model(folder / MODEL, trainer.model, settled.config, prepared.subwords, origin_of(prepared), heads)
         hear({"event": "end", "step": trainer.state.step, **ended})
     group.close()
     return result
@@ -245,11 +253,6 @@ def _parent(request: Request) -> Parent | None:
     return Parent(model.weights(), config, Subwords.load(folder / SUBWORDS))
 
 
-def model_folder(path: Path) -> Path:
-    """Of a model folder or of a run."""
-    return path / MODEL if (path / MODEL / CONFIG).exists() else path
-
-
 def configure(
     request: Request, prepared: Prepared, parent: Parent | None, most_tokens: float | None = None
 ) -> tuple[RunConfig, str]:
@@ -314,6 +317,17 @@ def origin_of(prepared: Prepared) -> Origin:
     )
 
 
+def pairs_to_align(prepared: Prepared) -> list[Pair]:
+    """Of validation first: heads are judged on what comes first, and need not have seen it."""
+    pairs: list[Pair] = []
+    for examples in (prepared.valid, prepared.train):
+        rows = np.linspace(0, len(examples) - 1, min(len(examples), MOST_PAIRS - len(pairs))).astype(int)
+        for row in rows:
+            source, target = examples.pair(int(row))
+            pairs.append(([*examples.tag(int(row)), *source.tolist()], target.tolist()))
+    return pairs
+
+
 def _trainer(
     folder: Path, parent: Parent | None, config: RunConfig, choices: Choices, prepared: Prepared, tell: Tell
 ) -> Trainer:
@@ -323,7 +337,42 @@ def _trainer(
         return [prepared.subwords.decode(pair) for pair in pairs]
 
     weights = parent.weights if parent else None
-    return Trainer(folder, config, choices, prepared.train, prepared.valid, alone, tell, weights, describe)
+    judge = judge_on(prepared, config)
+    return Trainer(folder, config, choices, prepared.train, prepared.valid, alone, tell, weights, describe, judge)
+
+
+def judge_on(prepared: Prepared, config: RunConfig) -> Callable[[Transformer], dict[str, Any]]:
+    """BLEU of greedy translations of some validation pairs, spread over all, and a few of them to look at."""
+    n = min(config.train.valid_translations, len(prepared.valid))
+    rows = [int(row) for row in np.linspace(0, len(prepared.valid) - 1, n)]
+    pairs = [prepared.valid.pair(row) for row in rows]
+    sources, references = (prepared.subwords.decode([pair[side].tolist() for pair in pairs]) for side in (0, 1))
+    languages: dict[tuple[int, ...], str] = {
+        (prepared.subwords.tag(name),): name for name in prepared.report.tagged_languages
+    }
+    wanted = [languages.get(tuple(prepared.valid.tag(row))) for row in rows]
+    # Few extra tokens: a model that has learnt little never ends, and would make the first validations the longest.
+    settings = replace(config.decode, method="beam", beam_size=1, n_best=1, max_extra_tokens=JUDGED_EXTRA_TOKENS)
+    origin = origin_of(prepared)
+
+    def judge(model: Transformer) -> dict[str, Any]:
+        if not rows:
+            return {}
+        translator = Translator(model, config, prepared.subwords, origin, settings=settings)
+        texts = [""] * n
+        for language in dict.fromkeys(wanted):
+            places = [place for place, name in enumerate(wanted) if name == language]
+            found = translator.translate([sources[place] for place in places], language)
+            for place, translation in zip(places, found, strict=True):
+                texts[place] = translation.text
+        score = bleu(texts, references, n_bootstrap=0)
+        shown = range(0, n, max(1, n // N_SHOWN))
+        samples = [
+            {"source": sources[i], "reference": references[i], "translation": texts[i]} for i in list(shown)[:N_SHOWN]
+        ]
+        return {"bleu": score.value, "bleu_signature": score.signature, "samples": samples}
+
+    return judge
 
 
 def _passport(prepared: Prepared, choices: Choices) -> dict[str, Any]:
@@ -439,6 +488,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
         "seed": settled.config.train.seed,
         "perplexity": taken.get("perplexity"),
         "accuracy": taken.get("accuracy"),
+        "bleu": (result or taken).get("bleu"),
         "seconds": seconds[-1] if seconds else None,
         "device": settled.about["device"],
         "config_hash": settled.config.hash(),

@@ -1,0 +1,158 @@
+"""Word alignment from attention to the memory: which heads to ask, and what they say.
+
+Which layer and heads align best is found on data, without anybody's annotation: they are compared with links that
+two lexical models (Brown et al. 1993, model 1), one for each direction, agree on.
+"""
+
+# Axes: L layers, B sentences, H heads, T target positions, S source positions, N links.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from transduce.checkpoint import AlignmentHeads
+from transduce.data.subword import SPACE_MARK
+from transduce.model import Output, Transformer
+
+Pair = tuple[Sequence[int], Sequence[int]]
+"""Ids of source and target, without marks."""
+Link = tuple[int, int]
+"""Source and target word, counted from 0."""
+
+N_ITERATIONS = 5
+MOST_PAIRS, MOST_JUDGED = 20_000, 400
+"""To learn the lexical models from, and to compare heads on."""
+BATCH = 16
+
+
+def lexical_links(pairs: Sequence[Pair]) -> list[list[Link]]:
+    """For each pair, the links that model 1 finds in both directions."""
+    forward = _best_links(pairs)
+    backward = _best_links([(target, source) for source, target in pairs])
+    return [
+        sorted({(s, t) for t, s in enumerate(of_target)} & {(s, t) for s, t in enumerate(of_source)})
+        for of_target, of_source in zip(forward, backward, strict=True)
+    ]
+
+
+def _best_links(pairs: Sequence[Pair]) -> list[list[int]]:
+    """For each target token, the source position that model 1 holds most likely."""
+    source_N, target_N, token_N = _all_links(pairs)
+    n_targets = int(target_N.max(initial=0)) + 1
+    entry_N, inverse_N = np.unique(np.stack([source_N, target_N]), axis=1, return_inverse=True)
+    inverse_N = inverse_N.reshape(-1)
+    probability = np.full(entry_N.shape[1], 1.0 / n_targets)
+    for _ in range(N_ITERATIONS):
+        weight_N = probability[inverse_N]
+        weight_N /= np.bincount(token_N, weight_N)[token_N]
+        count = np.bincount(inverse_N, weight_N)
+        probability = count / np.bincount(entry_N[0], count)[entry_N[0]]
+    weight_N, start, found = probability[inverse_N], 0, []
+    for source, target in pairs:
+        n = len(source) * len(target)
+        found.append(weight_N[start : start + n].reshape(len(target), len(source)).argmax(1).tolist() if n else [])
+        start += n
+    return found
+
+
+def _all_links(pairs: Sequence[Pair]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of every source with every target token of its pair: their ids, and which target token it is among all."""
+    source = [np.tile(np.asarray(s, np.int64), len(t)) for s, t in pairs]
+    target = [np.repeat(np.asarray(t, np.int64), len(s)) for s, t in pairs]
+    first = np.cumsum([0, *[len(t) for _, t in pairs]])
+    token = [np.repeat(np.arange(len(t)) + n, len(s)) for (s, t), n in zip(pairs, first, strict=False)]
+    none = [np.empty(0, np.int64)]
+    return np.concatenate([*source, *none]), np.concatenate([*target, *none]), np.concatenate([*token, *none])
+
+
+@torch.no_grad()
+def choose_heads(model: Transformer, pairs: Sequence[Pair], device: torch.device | str) -> AlignmentHeads | None:
+    """The layer, and its heads, whose attention agrees most with the lexical links. None where nothing can be said."""
+    pairs = [pair for pair in pairs[:MOST_PAIRS] if len(pair[0]) and len(pair[1])]
+    links = lexical_links(pairs)
+    judged = [(pair, link) for pair, link in zip(pairs, links, strict=True) if link][:MOST_JUDGED]
+    if not judged:
+        return None
+    was_training = model.training
+    model.eval()
+    config = model.config
+    n_right = np.zeros((2, config.n_decoder_layers, config.n_heads))
+    # By how often each head alone is right the heads of a layer are ranked; then the first two, three, … are tried.
+    ranking = np.tile(np.arange(config.n_heads), (2, config.n_decoder_layers, 1))
+    for is_ranked in (False, True):
+        n_right[:] = 0
+        for first in range(0, len(judged), BATCH):
+            some = judged[first : first + BATCH]
+            weight_LBHTS = memory_attention(model, [pair for pair, _ in some], device).cpu()
+            for b, (pair, link) in enumerate(some):
+                source, target = np.array(link).T
+                for shift in (0, 1):
+                    weight_LHNS = weight_LBHTS[:, b, :, target + shift, : len(pair[0]) + 1].double().numpy()
+                    for layer in range(config.n_decoder_layers):
+                        ranked_HNS = weight_LHNS[layer][ranking[shift, layer]]
+                        tried = ranked_HNS.cumsum(0) if is_ranked else ranked_HNS
+                        n_right[shift, layer] += (tried.argmax(-1) == source).sum(-1)
+        if not is_ranked:
+            ranking = (-n_right).argsort(axis=-1, kind="stable")
+    model.train(was_training)
+    best_shift, best_layer, n_more = (int(i) for i in np.unravel_index(n_right.argmax(), n_right.shape))
+    heads = tuple(sorted(ranking[best_shift, best_layer][: n_more + 1].tolist()))
+    return AlignmentHeads(layer=best_layer, heads=heads, shift=best_shift)
+
+
+def memory_attention(model: Transformer, pairs: Sequence[Pair], device: torch.device | str) -> Tensor:
+    """weight_LBHTS, forced along the targets. Place 0 of T is where the first target token is asked for."""
+    config = model.config
+    n_source, n_target = (max(len(pair[side]) for pair in pairs) + 1 for side in (0, 1))
+    source_BS = torch.full((len(pairs), n_source), config.pad_id)
+    target_in_BT = torch.full((len(pairs), n_target), config.pad_id)
+    for b, (source, target) in enumerate(pairs):
+        source_BS[b, : len(source) + 1] = torch.tensor([*source, config.eos_id])
+        target_in_BT[b, : len(target) + 1] = torch.tensor([config.bos_id, *target])
+    output: Output = model(source_BS.to(device), target_in_BT.to(device), with_attention=True)
+    assert output.attention is not None
+    return output.attention.memory_LBHTS
+
+
+def words_of(pieces: Sequence[str]) -> list[int | None]:
+    """To which word, as spaces divide the text, each piece belongs. None for one of spaces alone."""
+    words: list[int | None] = []
+    word, is_new = -1, True
+    for piece in pieces:
+        text = " " if piece == "<0x09>" else piece.replace(SPACE_MARK, " ")
+        is_new = is_new or text.startswith(" ")
+        if text.strip(" "):
+            word += is_new
+            is_new = text.endswith(" ")
+            words.append(word)
+        else:
+            words.append(None)
+    return words
+
+
+def word_links(weight_TS: Tensor, source_words: Sequence[int | None], target_words: Sequence[int | None]) -> list[Link]:
+    """For each target word the source word that it looks at most; none where it looks most at the end of the text.
+
+    weight_TS has a row for each target piece, and a column for each source piece and one for the end mark.
+    """
+    n_source = max((word for word in source_words if word is not None), default=-1) + 1
+    n_target = max((word for word in target_words if word is not None), default=-1) + 1
+    weight = np.zeros((n_target, n_source + 1))
+    columns = [n_source if word is None else word for word in (*source_words, None)]
+    for row, word in zip(weight_TS.double().numpy(), target_words, strict=True):
+        if word is not None:
+            np.add.at(weight[word], columns, row)
+    return [(int(s), t) for t, s in enumerate(weight.argmax(1)) if s < n_source]
+
+
+def error_rate(found: Sequence[set[Link]], sure: Sequence[set[Link]], possible: Sequence[set[Link]]) -> float:
+    """AER (Och and Ney 2003) over all sentences: 0 is best. What is sure is possible too."""
+    n_found = sum(map(len, found))
+    n_sure = sum(map(len, sure))
+    n_right = sum(len(a & s) + len(a & (s | p)) for a, s, p in zip(found, sure, possible, strict=True))
+    return 1.0 - n_right / (n_found + n_sure) if n_found + n_sure else 0.0

@@ -1,0 +1,369 @@
+"""Text in, text out: the one road from lines to translations, for the command line, scores and servers alike.
+
+Line i out is line i in. A blank line stays blank; what is too long is split; whatever is less than it should be is
+flagged on the result, and nothing is dropped.
+"""
+
+# Axes: T target tokens, S source tokens, V vocabulary, L layers, B sentences, H heads.
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from transduce.alignment import Link, word_links, words_of
+from transduce.checkpoint import AlignmentHeads, Origin, load_model, load_origin, model_folder
+from transduce.config import DecodeConfig, RunConfig
+from transduce.data.subword import SUBWORDS, Subwords
+from transduce.decoding import Hypothesis, Sentence, search
+from transduce.errors import ConfigError, ModelFolderError
+from transduce.model import Transformer
+from transduce.segments import Segment, longest_repeat, split
+from transduce.spelling import one_line, whole_characters
+
+Flag = Literal["split", "limit", "loop", "empty", "close"]
+FLAGS: dict[Flag, str] = {
+    "split": "the line was longer than any that the model was trained on, and translated in parts",
+    "limit": "the translation reached the longest length allowed and was cut there",
+    "loop": "the translation says the same over and over, and the source does not",
+    "empty": "the translation is empty, and the line is not",
+    "close": "another choice was as good as this one: another batch size or machine may choose it",
+}
+CLOSE = 1e-4
+"""In log-probability: float32 differs by some 1e-5 between batch sizes."""
+LOOP = 12
+"""Tokens of the same, over and over."""
+TOKENS_PER_SENTENCE = 48
+"""What a batch is sized for. Where sentences are longer, fewer go side by side."""
+WINDOWS = 16
+"""Batches of lines that are sorted by length before they are searched."""
+GATHER_SECONDS = 0.005
+"""For how long to wait for more lines before those that have come are begun with."""
+
+
+N_RUNNERS_UP = 3
+
+
+class Token(NamedTuple):
+    piece: str
+    probability: float
+    runners_up: list[tuple[str, float]]
+    """What else the model thought of at this place, the likeliest first."""
+
+
+class Alternative(NamedTuple):
+    text: str
+    score: float
+    log_prob: float
+
+
+@dataclass(frozen=True)
+class Translation:
+    text: str
+    score: float
+    """By which alternatives are ranked: log-probability over length penalty, added up over the parts of a line."""
+    log_prob: float
+    flags: tuple[Flag, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    """The best of the beam, this one first."""
+    tokens: tuple[Token, ...] | None = None
+    alignment: tuple[Link, ...] | None = None
+    """(source word, target word), as white space divides them, counted from 0."""
+
+
+@dataclass
+class _Line:
+    """One on its way."""
+
+    before: str
+    after: str
+    """White space around the text, which is kept."""
+    segments: list[Segment]
+    ids: list[list[int]]
+    """Of each segment, without marks."""
+    tag: list[int]
+    prefix: list[int]
+    found: dict[int, list[Hypothesis]] = field(default_factory=dict)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.found) == len(self.segments)
+
+
+class Translator:
+    """A model folder, ready to translate."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        config: RunConfig,
+        subwords: Subwords,
+        origin: Origin | None = None,
+        heads: AlignmentHeads | None = None,
+        *,
+        settings: DecodeConfig | None = None,
+        batch_size: int = 64,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"batch size is {batch_size}, must be at least 1: raise it")
+        self.model, self.config, self.subwords, self.heads = model, config, subwords, heads
+        self.origin, self.settings, self.batch_size = origin or Origin(), settings or config.decode, batch_size
+        self.device = next(model.parameters()).device
+        self.rules = one_line(subwords, config.model)
+        self.longest_source = self._longest_source()
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        device: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        settings: DecodeConfig | None = None,
+        batch_size: int = 64,
+    ) -> Translator:
+        """From a model folder or a run. `device` None: a GPU where there is one."""
+        folder = model_folder(Path(folder))
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        model, config = load_model(folder, device)
+        origin, heads = load_origin(folder)
+        subwords = Subwords.load(folder / SUBWORDS)
+        if len(subwords) > min(config.model.source_vocab_size, config.model.target_vocab_size):
+            raise ModelFolderError(f"{folder / SUBWORDS} has more entries than the model: copy the folder again")
+        return cls(model.to(dtype), config, subwords, origin, heads, settings=settings, batch_size=batch_size)
+
+    def _longest_source(self) -> int | None:
+        """Tokens of text, without tag and end mark, that the model has met in training and has positions for."""
+        bounds = [self.origin.longest_source]
+        bounds += [self.config.model.max_positions] if self.config.model.positions == "learned" else []
+        known = [bound for bound in bounds if bound is not None]
+        return max(1, min(known) - 1 - bool(self.origin.tagged_languages)) if known else None
+
+    def translate(
+        self, texts: Sequence[str], to: str | None = None, *, with_details: bool = False, prefix: str = ""
+    ) -> list[Translation]:
+        return list(self.stream(texts, to, with_details=with_details, prefix=prefix))
+
+    def stream(
+        self, texts: Iterable[str], to: str | None = None, *, with_details: bool = False, prefix: str = ""
+    ) -> Iterator[Translation]:
+        """In the order of the texts, each as soon as it and all before it are found. Holds some windows of lines.
+
+        `texts` is read in a thread of its own: lines that come slowly are translated as they come.
+        `with_details` adds tokens and alignment. `prefix`: how every translation must begin.
+        """
+        lines = _Lines(self, texts, self.tag_for(to), self.subwords.encode([prefix])[0])
+        longest = self.config.model.max_positions if self.config.model.positions == "learned" else None
+        try:
+            while not lines.is_over:
+                found = search(
+                    self.model, self.config.model, lines, self.settings, self.rules, batch_size=self.batch_size,
+                    batch_tokens=self.batch_size * TOKENS_PER_SENTENCE, longest=longest, device=self.device,
+                )  # fmt: skip
+                for sentence, hypotheses in found:
+                    lines.put(sentence.number, hypotheses)
+                    for line in lines.ready():
+                        yield self._finish(line, with_details)
+                for line in lines.ready():  # blank ones, after which nothing was found
+                    yield self._finish(line, with_details)
+        finally:
+            lines.close()
+
+    def tag_for(self, to: str | None) -> list[int]:
+        """What a source must begin with to be translated into that language."""
+        targets = list(dict.fromkeys(target for _, target in self.origin.directions))
+        if not self.origin.tagged_languages:
+            if to is not None and targets and to not in targets:
+                raise ConfigError(f"--to is {to!r}, this model translates into {', '.join(targets)}: leave it out")
+            return []
+        known = ", ".join(self.origin.tagged_languages)
+        if to is None:
+            if len(self.origin.tagged_languages) > 1:
+                raise ConfigError(f"this model translates into {known}: choose one by --to")
+            to = self.origin.tagged_languages[0]
+        if to not in self.origin.tagged_languages:
+            raise ConfigError(f"--to is {to!r}, this model translates into {known}: choose one of them")
+        return [self.subwords.tag(to)]
+
+    def prepare(self, text: str, tag: list[int], prefix: list[int]) -> _Line:
+        core = text.strip()
+        if not core:
+            return _Line("", "", [], [], tag, prefix)
+        before, _, after = text.partition(core)
+        segments = [Segment(core, "")]
+        ids = self.subwords.encode([core])
+        if self.longest_source is not None and len(ids[0]) > self.longest_source:
+            segments = split(core, lambda part: len(self.subwords.encode([part])[0]), self.longest_source)
+            ids = self.subwords.encode([segment.text for segment in segments])
+        return _Line(before, after, segments, ids, tag, prefix)
+
+    def _finish(self, line: _Line, with_details: bool) -> Translation:
+        if not line.segments:
+            return Translation(
+                "", 0.0, 0.0, tokens=() if with_details else None, alignment=() if with_details else None
+            )
+        found = [line.found[place] for place in range(len(line.segments))]
+        alternatives = tuple(
+            self._join(line, [hypotheses[min(n, len(hypotheses) - 1)] for hypotheses in found])
+            for n in range(max(len(hypotheses) for hypotheses in found))
+        )
+        flags: list[Flag] = ["split"] if len(line.segments) > 1 else []
+        best = [hypotheses[0] for hypotheses in found]
+        flags += ["limit"] if not all(hypothesis.has_ended for hypothesis in best) else []
+        loops = any(
+            longest_repeat(hypothesis.ids) >= max(LOOP, longest_repeat(ids) + 1)
+            for hypothesis, ids in zip(best, line.ids, strict=True)
+        )
+        flags += ["loop"] if loops else []
+        flags += ["empty"] if not alternatives[0].text.strip() else []
+        flags += ["close"] if min(hypothesis.margin for hypothesis in best) < CLOSE else []
+        tokens, alignment = self._details(line, best) if with_details else (None, None)
+        first = alternatives[0]
+        return Translation(first.text, first.score, first.log_prob, tuple(flags), alternatives, tokens, alignment)
+
+    def _join(self, line: _Line, hypotheses: Sequence[Hypothesis]) -> Alternative:
+        whole = [whole_characters(hypothesis.ids, self.rules) for hypothesis in hypotheses]
+        texts = self.subwords.decode(whole)
+        joined = "".join(text + segment.gap for text, segment in zip(texts, line.segments, strict=True))
+        return Alternative(
+            line.before + joined + line.after,
+            sum(hypothesis.score for hypothesis in hypotheses),
+            sum(hypothesis.log_prob for hypothesis in hypotheses),
+        )
+
+    def _details(
+        self, line: _Line, hypotheses: Sequence[Hypothesis]
+    ) -> tuple[tuple[Token, ...], tuple[Link, ...] | None]:
+        tokens: list[Token] = []
+        links: list[Link] = []
+        n_source = n_target = 0
+        for ids, hypothesis in zip(line.ids, hypotheses, strict=True):
+            some, weight_TS = self._explain([*line.tag, *ids], hypothesis)
+            tokens += some
+            source_words, target_words = (words_of(self.subwords.pieces(side)) for side in (ids, hypothesis.ids))
+            if weight_TS is not None:
+                found = word_links(weight_TS[:, len(line.tag) :], source_words, target_words)
+                links += [(s + n_source, t + n_target) for s, t in found]
+            n_source, n_target = n_source + _n_words(source_words), n_target + _n_words(target_words)
+        return tuple(tokens), (tuple(links) if self.heads is not None else None)
+
+    @torch.no_grad()
+    def _explain(self, source: list[int], hypothesis: Hypothesis) -> tuple[list[Token], Tensor | None]:
+        """By one more pass, forced along the translation: its tokens, and how each looks at the source."""
+        config = self.config.model
+        source_BS = torch.tensor([[*source, config.eos_id]], device=self.device)
+        target_in_BT = torch.tensor([[config.bos_id, *hypothesis.ids]], device=self.device)
+        output = self.model(source_BS, target_in_BT, with_attention=True)
+        probability_TV = output.logits_BTV[0].float().softmax(-1).cpu()
+        best_TC = probability_TV.topk(N_RUNNERS_UP + 1)
+        tokens = []
+        for place, i in enumerate([*hypothesis.ids, *([config.eos_id] if hypothesis.has_ended else [])]):
+            likely = zip(best_TC.indices[place].tolist(), best_TC.values[place].tolist(), strict=True)
+            others = [(self.subwords.pieces([other])[0], value) for other, value in likely if other != i]
+            piece = self.subwords.pieces([i])[0]
+            tokens.append(Token(piece, float(probability_TV[place, i]), others[:N_RUNNERS_UP]))
+        if self.heads is None:
+            return tokens, None
+        weight_HTS = output.attention.memory_LBHTS[self.heads.layer, 0, list(self.heads.heads)]
+        return tokens, weight_HTS.float().mean(0).cpu()[self.heads.shift :][: len(hypothesis.ids)]
+
+
+def _n_words(words: Sequence[int | None]) -> int:
+    return max((word for word in words if word is not None), default=-1) + 1
+
+
+class _Lines:
+    """Lines that come, the sentences that are made of them, and the way back. A thread reads; all else is the search's.
+
+    What has come is sorted by length, some batches at a time, so that sentences side by side are alike.
+    """
+
+    def __init__(self, translator: Translator, texts: Iterable[str], tag: list[int], prefix: list[int]) -> None:
+        self.translator, self.tag, self.prefix = translator, tag, prefix
+        self.window = WINDOWS * translator.batch_size
+        self.read: queue.Queue[str | BaseException | None] = queue.Queue(self.window)
+        self.is_closed = self.has_ended = False
+        self.sentences: list[Sentence] = []
+        self.places: dict[int, tuple[_Line, int]] = {}
+        self.n_sentences = 0
+        self.lines: dict[int, _Line] = {}
+        self.n_lines = self.n_given = 0
+        threading.Thread(target=self._read, args=(iter(texts),), daemon=True).start()
+
+    def _read(self, texts: Iterator[str]) -> None:
+        last: BaseException | None = None
+        try:
+            for text in texts:
+                if not self._offer(text):
+                    return
+        except BaseException as error:  # it is raised where it can be dealt with, in the thread that translates
+            last = error
+        self._offer(last)
+
+    def _offer(self, item: str | BaseException | None) -> bool:
+        while not self.is_closed:
+            try:
+                self.read.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    @property
+    def is_over(self) -> bool:
+        return self.has_ended and not self.lines
+
+    def get(self, wait: bool) -> Sentence | None:
+        """None also after blank lines alone, which must be given back before the next are waited for."""
+        if not self.sentences:
+            self._gather(wait)
+        return self.sentences.pop() if self.sentences else None
+
+    def _gather(self, wait: bool) -> None:
+        """Takes in the lines that have come."""
+        n_taken = 0
+        while not self.has_ended and n_taken < self.window:
+            try:
+                item = self.read.get(
+                    block=wait or n_taken > 0, timeout=None if wait and not n_taken else GATHER_SECONDS
+                )
+            except queue.Empty:
+                break
+            if item is None:
+                self.has_ended = True
+            elif isinstance(item, str):
+                self._take_in(item)
+                n_taken += 1
+            else:
+                raise item
+        self.sentences.sort(key=lambda sentence: len(sentence.source))  # the longest is taken first
+
+    def _take_in(self, text: str) -> None:
+        line = self.translator.prepare(text, self.tag, self.prefix)
+        self.lines[self.n_lines] = line
+        self.n_lines += 1
+        for place, ids in enumerate(line.ids):
+            source = [*line.tag, *ids, self.translator.config.model.eos_id]
+            prefix = line.prefix if place == 0 else []
+            self.sentences.append(Sentence(self.n_sentences, source, prefix))
+            self.places[self.n_sentences] = line, place
+            self.n_sentences += 1
+
+    def put(self, number: int, hypotheses: list[Hypothesis]) -> None:
+        line, place = self.places.pop(number)
+        line.found[place] = hypotheses
+
+    def ready(self) -> Iterator[_Line]:
+        while self.n_given in self.lines and self.lines[self.n_given].is_done:
+            yield self.lines.pop(self.n_given)
+            self.n_given += 1
