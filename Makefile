@@ -8,10 +8,14 @@ demo: .venv/.package
 	@rm -rf .demo
 	@$(BIN)/transduce train tatoeba-40k --out .demo/run --budget 170s
 	@echo
-	@$(BIN)/transduce runs .demo
+	@echo 'Translations and their scores:'
+	@printf '%s\n' 'Ich bin müde.' 'Wo ist mein Buch?' 'Tom hat ein neues Auto.' 'Das ist nicht gut.' \
+		| $(BIN)/transduce translate .demo/run --scores --quiet
+	@echo
 	@echo 'Next: $(BIN)/transduce train YOUR.de YOUR.en --out run          your own two files'
+	@echo '      $(BIN)/transduce translate .demo/run --json               type a sentence: each token, its probability'
+	@echo '      $(BIN)/transduce evaluate run --source A --reference B    BLEU, chrF++ and TER, with their signatures'
 	@echo '      $(BIN)/transduce prepare tatoeba-40k --out prepared --stats   what is in the data'
-	@echo '      $(BIN)/python -m experiments.copy_task --task reverse     a model that gets everything right'
 	@echo '      $(BIN)/transduce check-paper                              each setting beside the paper'
 
 test: .venv/.dev

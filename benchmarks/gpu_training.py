@@ -29,10 +29,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        result = {"resume": resume(options, Path(place)), "budget": budget(options, Path(place))}
-        settled = Settled.from_json((Path(place) / "timed" / "run.json").read_text())
-    if options.out:
-        write_result(options.out, result | passport(settled.config, options.device))
+        result: dict[str, Any] = {}
+        for name, measure, run in (("resume", resume, "whole"), ("budget", budget, "timed")):
+            result[name] = measure(options, Path(place))
+            settled = Settled.from_json((Path(place) / run / "run.json").read_text())
+            if options.out:  # after each: the device may be gone before the next has ended
+                write_result(options.out, result | passport(settled.config, options.device))
 
 
 def command(options: argparse.Namespace, folder: Path, *more: str) -> list[str]:

@@ -17,6 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def settle_kernels(device: torch.device | str) -> None:
+    """Once, before the first pass, for this process."""
+    if torch.device(device).type == "cuda":
+        # cuDNN makes a plan for each new shape, in most of a second, and there are hundreds of shapes.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 class Visible(NamedTuple):
     """Who may look at whom: all that is given must allow it. True = may look."""
 

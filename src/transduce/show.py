@@ -328,6 +328,7 @@ def show_result(console: Console, out: Path, result: Mapping[str, Any], events: 
 
 def show_runs(console: Console, summaries: list[dict[str, Any]]) -> None:
     table = Table("run", "state", "size", box=box.SIMPLE)
+    table.columns[0].overflow, table.columns[1].no_wrap = "fold", True
     for name in ("parameters", "steps", "batch", "dropout", "seed", "perplexity", "accuracy", "BLEU", "time"):
         table.add_column(name, justify="right")
     for name in ("config", "data"):

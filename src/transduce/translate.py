@@ -25,6 +25,7 @@ from transduce.data.subword import SUBWORDS, Subwords
 from transduce.decoding import Hypothesis, Sentence, search
 from transduce.errors import ConfigError, ModelFolderError
 from transduce.model import Transformer
+from transduce.ops import settle_kernels
 from transduce.segments import Segment, longest_repeat, split
 from transduce.spelling import one_line, whole_characters
 
@@ -116,6 +117,7 @@ class Translator:
         self.model, self.config, self.subwords, self.heads = model, config, subwords, heads
         self.origin, self.settings, self.batch_size = origin or Origin(), settings or config.decode, batch_size
         self.device = next(model.parameters()).device
+        settle_kernels(self.device)
         self.rules = one_line(subwords, config.model)
         self.longest_source = self._longest_source()
 

@@ -18,6 +18,7 @@ import torch
 from transduce.config import ModelConfig, RunConfig
 from transduce.data.parallel import environment_of_children, n_cores
 from transduce.errors import ConfigError
+from transduce.ops import settle_kernels
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -45,10 +46,9 @@ class Choices:
         if self.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
+        settle_kernels(self.device)
         if self.device == "cuda":
             torch.set_float32_matmul_precision("high")
-            # cuDNN makes a plan for each new shape, in most of a second, and there are hundreds of shapes.
-            torch.backends.cuda.enable_cudnn_sdp(False)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16")

@@ -56,6 +56,7 @@ CALIBRATE_SECONDS, CALIBRATE_SHARE = 2.0, 0.03
 """For how long steps are timed before the first: the longer, the better a budget is kept."""
 JUDGED_EXTRA_TOKENS, N_SHOWN = 10, 3
 """Of translations at each validation: how much longer than the source, and how many are logged to be looked at."""
+ALIGN_SECONDS = 3.0
 MARGIN = 0.02
 """Of a budget, left for what was not foreseen."""
 
@@ -284,8 +285,8 @@ def in_time(config: RunConfig, speed: Speed, budget: float | None, spent: float)
     if budget is not None:
         affordable = int(MILESTONES_SHARE * budget / seconds_per_milestone)
         n_milestones = max(LEAST_MILESTONES, min(N_MILESTONES, affordable))
-        # At the end, three candidates for the final model are compared.
-        room = budget * (1 - MARGIN) - spent - (n_milestones + 3) * seconds_per_milestone
+        # At the end, three candidates for the final model are compared, and heads are asked how they align.
+        room = budget * (1 - MARGIN) - spent - (n_milestones + 3) * seconds_per_milestone - ALIGN_SECONDS
         max_steps = int(room / speed.seconds_per_step)
         if max_steps < 1:
             raise ConfigError(
