@@ -120,7 +120,7 @@ def test_import_transduce_is_quick() -> None:
 
 PUBLIC = """
 Batch ConfigError DataConfig DataError DecodeConfig DecoderState ModelConfig ModelFolderError RunConfig TrainConfig
-Transformer base big greedy load_model make_batch override save_model small tiny with_model
+Transformer Translation Translator base big greedy load_model make_batch override save_model small tiny with_model
 """
 
 

@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from transduce.data.batches import Batch, make_batch
     from transduce.decoding import greedy
     from transduce.model import DecoderState, Transformer
+    from transduce.translate import Translation, Translator
 
 # These need torch or numpy, which take seconds to import: they are fetched when first asked for.
 _LATER = {
     "Batch": "transduce.data.batches",
     "DecoderState": "transduce.model",
     "Transformer": "transduce.model",
+    "Translation": "transduce.translate",
+    "Translator": "transduce.translate",
     "greedy": "transduce.decoding",
     "load_model": "transduce.checkpoint",
     "make_batch": "transduce.data.batches",
@@ -48,6 +51,8 @@ __all__ = [
     "RunConfig",
     "TrainConfig",
     "Transformer",
+    "Translation",
+    "Translator",
     "base",
     "big",
     "greedy",

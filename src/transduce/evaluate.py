@@ -156,7 +156,7 @@ def evaluate_files(
         sources, references, translations, other=other, perplexity=perplexity, n_bootstrap=n_bootstrap,
         with_compound_split=with_compound_split,
     )  # fmt: skip
-    return evaluation, passport | {"model": str(model), "against": str(against) if against else None, "decode": decode}
+    return evaluation, passport | {"model": model.name, "against": against.name if against else None, "decode": decode}
 
 
 def evaluate_trees(predicted: Path, gold: Path) -> BracketScore:
