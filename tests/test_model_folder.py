@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.primes import SWITCHES, prime_config, random_ids, random_model
-from transduce import ModelConfig, ModelFolderError, RunConfig, Transformer, load_model, save_model
+from transduce import ModelConfig, ModelFolderError, RunConfig, Transformer, Translator, load_model, save_model
 from transduce import checkpoint as checkpoint_module
 
 every_switch = pytest.mark.parametrize("config", [prime_config(**c) for c in SWITCHES.values()], ids=list(SWITCHES))
@@ -130,3 +131,23 @@ def test_a_pickle_named_as_weights_is_refused_and_not_run(folder: Path) -> None:
     torch.save({"weights": torch.zeros(3)}, folder / "weights.safetensors")
     with pytest.raises(ModelFolderError, match="is damaged"):
         load_model(folder)
+
+
+def test_a_folder_of_the_first_version_still_translates_as_it_did() -> None:
+    """It is kept for ever: weights by chance, tags, heads and all. What it says was recorded when it was made."""
+    folder = Path(__file__).parent / "models" / "version-1"
+    translator = Translator.load(folder, device="cpu")
+    translator.settings = replace(translator.settings, max_extra_tokens=2, no_repeat_ngram=1)
+    short, blank, long = translator.translate(["Das Haus ist klein.", "", "Wir gehen. " * 9], "en", with_details=True)
+    assert short.text == "\x047zlklGE-a\x10alĵ汇"
+    assert short.score == pytest.approx(-29.5468, abs=1e-2)
+    assert (short.flags, short.alignment) == (("limit",), ((3, 0),))
+    assert blank.text == ""
+    assert long.flags == ("split", "limit")
+    assert long.alignment == ((1, 0), (1, 1), (7, 2), (7, 3), (13, 4), (13, 5))
+
+
+def test_a_run_that_has_not_ended_has_no_model_yet(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ModelFolderError, match="is a run that has not ended, so there is no model yet: go on with it"):
+        checkpoint_module.model_folder(tmp_path)

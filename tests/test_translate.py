@@ -199,6 +199,38 @@ def test_no_more_is_read_than_is_needed(translator: Translator) -> None:
     stream.close()  # type: ignore[attr-defined]  # a generator has it
 
 
+STREAM = """
+import resource, sys
+from transduce import Translator, RunConfig
+from transduce.records import Form, translate_files
+from dataclasses import replace
+translator = Translator.load(sys.argv[1], device="cpu", batch_size=256)
+translator.settings = replace(translator.settings, beam_size=1, max_extra_tokens=0)
+n_written = 0
+def write(line):
+    global n_written
+    n_written += 1
+    if n_written in (10_000, 100_000):
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+translate_files(translator, [sys.argv[2]], Form(), write, to="en")
+print(n_written)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    """From ten thousand to a hundred thousand lines: what holds for those holds for ten million."""
+    (tmp_path / "in").write_text("a\n" * 100_000)
+    folder = Path(__file__).parent / "models" / "version-1"
+    done = subprocess.run(
+        [sys.executable, "-c", STREAM, str(folder), str(tmp_path / "in")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    early, late, n = map(int, done.stdout.split())
+    assert n == 100_000
+    assert late - early < 20_000, "KiB"
+
+
 def test_an_error_of_the_reader_comes_to_the_one_who_asked(translator: Translator) -> None:
     def lines() -> Iterator[str]:
         yield "Gut."

@@ -38,8 +38,9 @@ from transduce.folders import whole_folder
 from transduce.model import Transformer
 
 FORMAT_VERSION = 1
-CONFIG, MODEL = "config.json", "model"
-"""Of a model folder, and of the model folder in a run."""
+CONFIG = "config.json"
+RUN, MODEL = "run.json", "model"
+"""In a run: what was settled before its first step, and the model folder, once it has ended."""
 WEIGHTS, CARD = "weights.safetensors", "card.json"
 OPTIMISER, STATE, MANIFEST = "optimiser.safetensors", "state.json", "manifest.json"
 
@@ -68,7 +69,11 @@ class AlignmentHeads:
 
 def model_folder(path: Path) -> Path:
     """Of a model folder or of a run."""
-    return path / MODEL if (path / MODEL / CONFIG).exists() else path
+    if (path / MODEL / CONFIG).exists():
+        return path / MODEL
+    if (path / RUN).exists():
+        raise ModelFolderError(f"{path} is a run that has not ended, so there is no model yet: go on with it")
+    return path
 
 
 def save_model(

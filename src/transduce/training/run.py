@@ -34,7 +34,7 @@ from torch import Tensor
 
 from transduce import __version__
 from transduce.alignment import MOST_PAIRS, Pair, choose_heads
-from transduce.checkpoint import MODEL, Origin, load_config, load_model, model_folder, save_model
+from transduce.checkpoint import MODEL, RUN, Origin, load_config, load_model, model_folder, save_model
 from transduce.config import PRESETS, RunConfig, override, with_model
 from transduce.data import corpora
 from transduce.data.prepare import Prepared, Progress, prepare
@@ -49,7 +49,7 @@ from transduce.training.distributed import Group
 from transduce.training.loop import Speed, Tell, Trainer
 from transduce.translate import Translator
 
-REQUEST, RUN, LOG, RESULT, PREPARED = "request.json", "run.json", "log.jsonl", "result.json", "prepared"
+REQUEST, LOG, RESULT, PREPARED = "request.json", "log.jsonl", "result.json", "prepared"
 N_MILESTONES, LEAST_MILESTONES, MILESTONES_SHARE = 20, 6, 0.1
 """Checkpoints in a run that is too short for one every ten minutes; fewer where they would take more of a budget."""
 CALIBRATE_SECONDS, CALIBRATE_SHARE = 2.0, 0.03
