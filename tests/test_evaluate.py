@@ -52,6 +52,8 @@ def test_a_model_is_scored_and_its_card_keeps_it(trained: Path, test_files: tupl
     assert [score["name"] for score in found["scores"]] == ["BLEU", "chrF++", "TER"]
     assert found["n_sentences"] == 60
     (kept,) = json.loads(card.read_text())["scores"]
+    assert kept["passport"]["files"] == ["test.de", "test.en"]
+    assert kept["passport"]["dtype"] == "torch.float32"
     assert kept["scores"] == found["scores"]
     assert kept["passport"]["decode"]["beam_size"] == 1
     assert "lines" not in kept
@@ -72,8 +74,11 @@ def test_a_file_of_anybody_is_scored_and_compared(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "tokenised, compound-split BLEU" in " ".join(done.stdout.split())
     assert "paired bootstrap" in done.stdout
-    found = json.loads(transduce(*files, "--json").stdout)
+    found = json.loads(transduce(*files, "--json", "--bootstrap", "0", "--compound-split").stdout)
     assert found["perplexity"] is None
+    assert found["by_length"] == []
+    assert found["passport"]["source"] is None
+    assert [score["interval"] for score in found["scores"]] == [None] * 4
     assert found["exact_match"] == 0.5
 
 
@@ -89,6 +94,14 @@ def test_perplexity_is_e_to_the_mean_loss(trained: Path) -> None:
         total -= sum(float(row.log_softmax(-1)[i]) for row, i in zip(logits, batch.target_out_BT[0], strict=True))
         n += len(target_ids) + 1
     assert perplexity_of(translator, sources, references, None) == pytest.approx(math.exp(total / n), rel=1e-4)
+
+
+def test_perplexity_leaves_out_what_the_model_cannot_take_whole(trained: Path) -> None:
+    translator = Translator.load(trained, device="cpu")
+    short = perplexity_of(translator, ["Das ist gut."], ["That is good."], None)
+    both = perplexity_of(translator, ["Das ist gut.", "Das ist gut. " * 500], ["That is good."] * 2, None)
+    assert both == pytest.approx(short)
+    assert perplexity_of(translator, ["Das ist gut. " * 500], ["That is good."], None) is None
 
 
 def test_an_evaluation_says_what_is_less_than_it_should_be() -> None:
@@ -129,9 +142,21 @@ def test_trees_are_scored_by_their_brackets(tmp_path: Path) -> None:
         (["OUT", "--reference", "SHORT"], "has 4 lines, SHORT has 3: give files whose lines belong together"),
         (["RUN", "--reference", "REF"], "is a model, and there is nothing to translate: add --source FILE"),
         (["RUN", "--source", "OUT", "--reference", "NONE"], "NONE cannot be read (No such file or directory)"),
-        (["NONE", "--source", "OUT", "--reference", "REF"], "NONE/config.json cannot be read"),
+        (["NONE", "--source", "OUT", "--reference", "REF"], "NONE cannot be read (No such file or directory)"),
+        ([".", "--source", "OUT", "--reference", "REF"], "config.json cannot be read"),
         (["OUT", "--reference", "BAD"], "BAD, line 2: is no UTF-8: mend the line"),
-        (["OUT", "--reference", "REF", "--bootstrap", "3"], "3"),
+        (
+            ["OUT", "--reference", "REF", "--bootstrap", "3"],
+            "n_bootstrap must be 0, for no interval, or at least 40, got 3",
+        ),
+        (["RUN", "--source", "EMPTY", "--reference", "EMPTY"], "EMPTY is empty: give a file of lines"),
+        (["NONE", "--reference", "REF"], "NONE cannot be read (No such file or directory)"),
+        (["OUT", "--reference", "REF", "--against", "SHORT"], "SHORT has 3 lines, REF has 4"),
+        (["TREE", "--reference", "TREE", "--trees"], "TREE, line 2: "),
+        (
+            ["TREE", "--reference", "TREE", "--trees", "--source", "REF"],
+            "--trees and --source exclude each other: keep one",
+        ),
         (["OUT"], "Missing option '--reference'"),
     ],
 )
@@ -140,7 +165,10 @@ def test_bad_input_is_one_line_and_exit_2(trained: Path, tmp_path: Path, argumen
     (tmp_path / "REF").write_text("".join(f"{line}\n" for line in REFERENCES))
     (tmp_path / "SHORT").write_text("a\nb\nc\n")
     (tmp_path / "BAD").write_bytes(b"a\n\xff\nc\nd\n")
-    paths = {name: str(tmp_path / name) for name in ("OUT", "REF", "SHORT", "BAD", "NONE")} | {"RUN": str(trained)}
+    (tmp_path / "EMPTY").write_text("")
+    (tmp_path / "TREE").write_text("(S (X a))\n(S (X a)\n")
+    names = ("OUT", "REF", "SHORT", "BAD", "NONE", "EMPTY", "TREE")
+    paths = {name: str(tmp_path / name) for name in names} | {"RUN": str(trained)}
     done = transduce(*[paths.get(argument, argument) for argument in arguments])
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if not line.startswith(("translating", "scoring"))]

@@ -147,6 +147,23 @@ def test_a_folder_of_the_first_version_still_translates_as_it_did() -> None:
     assert long.alignment == ((1, 0), (1, 1), (7, 2), (7, 3), (13, 4), (13, 5))
 
 
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        ("origin", {"longest_source": "x"}), ("origin", {"directions": [1]}), ("alignment", {}),
+        ("alignment", {"layer": 99, "heads": [0], "shift": 0}), ("alignment", {"layer": 0, "heads": [0], "shift": 3}),
+        ("alignment", {"layer": 0, "heads": [], "shift": 0}), ("alignment", {"layer": 0, "heads": [99], "shift": 0}),
+    ],
+)  # fmt: skip
+def test_a_folder_that_misremembers_where_it_comes_from_is_refused(folder: Path, part: str, values: object) -> None:
+    description = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(description | {part: values}))
+    with pytest.raises(
+        ModelFolderError, match="does not rightly say where the model comes from: copy the folder again"
+    ):
+        checkpoint_module.load_origin(folder)
+
+
 def test_a_run_that_has_not_ended_has_no_model_yet(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(ModelFolderError, match="is a run that has not ended, so there is no model yet: go on with it"):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.primes import prime_config
 from transduce import DecodeConfig, Transformer, greedy
-from transduce.decoding import Hypothesis, Rules, Sentence, narrow, repeats, search, uniform
+from transduce.decoding import Beams, Hypothesis, Rules, Sentence, limit_of, narrow, repeats, search, uniform
 
 CONFIG = prime_config()
 A, B, C, END = 5, 7, 11, CONFIG.eos_id
@@ -340,6 +340,41 @@ def test_equal_scores_have_an_order_and_no_margin() -> None:
     clear = ScriptedModel({(): {A: 0.9, B: 0.06, C: 0.04}})
     ((found,),) = find(clear, 3, beam_size=1)
     assert found.margin == pytest.approx(math.log(0.9 / 0.06), rel=1e-5)
+
+
+def test_of_any_number_of_equals_the_first_are_taken() -> None:
+    everything = ScriptedModel({(): dict.fromkeys(range(3, CONFIG.target_vocab_size), 1.0)})
+    first = next(i for i in range(3, CONFIG.target_vocab_size) if i != END)
+    ((found,),) = find(everything, 3, beam_size=1)
+    assert (found.ids, found.margin) == ([first], 0.0)
+    (several,) = find(everything, 3, beam_size=3, n_best=3, length_alpha=0.0)
+    assert all(h.margin == 0.0 for h in several)
+
+
+def test_where_nothing_may_be_said_nothing_is() -> None:
+    nothing = Rules(
+        torch.full((1, CONFIG.target_vocab_size), -torch.inf), torch.zeros(1, CONFIG.target_vocab_size).long()
+    )
+    for how in ({"beam_size": 2}, {"method": "sample"}):
+        ((found,),) = find(GARDEN, 3, rules=nothing, **how)
+        assert (found.ids, found.has_ended, found.log_prob) == ([], False, -math.inf)
+    ((cold,),) = find(GARDEN, 3, method="sample", temperature=1e-42)
+    assert cold.ids[0] == A, "the most probable"
+
+
+def test_a_prefix_comes_on_top_of_the_limit() -> None:
+    for_ever = ScriptedModel({(A,) * n: {A: 1.0} for n in range(99)})
+    ((found,),) = find(for_ever, 2, prefixes=[(A,) * 9], max_extra_tokens=1, beam_size=1)
+    assert found.ids == [A] * 12
+
+
+def test_a_search_gets_no_wider_than_those_in_it() -> None:
+    settings = DecodeConfig(beam_size=2)
+    sentences = [Sentence(0, [9] * 3), Sentence(1, [9] * 300)]
+    beams = Beams.start(sentences, settings, [limit_of(s, settings, None) for s in sentences], torch.device("cpu"))
+    assert beams.token_BKT.shape == (2, 2, 350)
+    assert beams.select(torch.tensor([0])).token_BKT.shape == (1, 2, 53)
+    assert beams.select(torch.tensor([], dtype=torch.long)).token_BKT.shape == (0, 2, 0)
 
 
 def test_draws_have_the_models_probabilities_and_depend_on_seed_and_sentence_alone() -> None:

@@ -25,8 +25,10 @@ Link = tuple[int, int]
 """Source and target word, counted from 0."""
 
 N_ITERATIONS = 5
-MOST_PAIRS, MOST_LINKS, MOST_JUDGED = 10_000, 3_000_000, 300
-"""To learn the lexical models from, in a second or two and some 200 MB, and to compare heads on."""
+MOST_PAIRS, MOST_LINKS = 10_000, 3_000_000
+"""To learn the lexical models from, in a second or two and some 200 MB."""
+MOST_JUDGED, MOST_WEIGHTS = 300, 20_000_000
+"""Pairs to compare heads on, fewer where they are long: 80 MB."""
 BATCH = 16
 
 
@@ -81,10 +83,12 @@ def choose_heads(model: Transformer, pairs: Sequence[Pair], device: torch.device
         return None
     was_training = model.training
     model.eval()
-    found: list[tuple[NDArray[np.float64], NDArray[np.int64]]] = []
+    found: list[tuple[NDArray[np.float32], NDArray[np.int64]]] = []
     for first in range(0, len(judged), BATCH):
+        if sum(weight_XLHNS.size for weight_XLHNS, _ in found) > MOST_WEIGHTS:
+            break
         some = judged[first : first + BATCH]
-        weight_LBHTS = memory_attention(model, [pair for pair, _ in some], device).double().cpu().numpy()
+        weight_LBHTS = memory_attention(model, [pair for pair, _ in some], device).float().cpu().numpy()
         for b, (pair, link) in enumerate(some):
             source_N, target_N = np.array(link).T
             n_source = len(pair[0]) + 1
@@ -103,7 +107,7 @@ def choose_heads(model: Transformer, pairs: Sequence[Pair], device: torch.device
     return AlignmentHeads(layer=layer, heads=heads, shift=shift)
 
 
-def _n_right(found: Sequence[tuple[NDArray[np.float64], NDArray[np.int64]]]) -> NDArray[np.int64]:
+def _n_right(found: Sequence[tuple[NDArray[np.float32], NDArray[np.int64]]]) -> NDArray[np.int64]:
     """How often the most is where it should be."""
     return np.asarray(sum((weight_XLHNS.argmax(-1) == source_N).sum(-1) for weight_XLHNS, source_N in found))
 

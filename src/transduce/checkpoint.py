@@ -112,16 +112,28 @@ def load_config(folder: str | Path) -> RunConfig:
 def load_origin(folder: str | Path) -> tuple[Origin, AlignmentHeads | None]:
     """As far as the folder tells."""
     path = Path(folder) / CONFIG
-    description = _describes(path)
+    description, model = _describes(path), load_config(folder).model
     try:
-        origin = description.get("origin", {})
-        directions = tuple((str(source), str(target)) for source, target in origin.pop("directions", ()))
-        tagged = tuple(map(str, origin.pop("tagged_languages", ())))
-        heads = description.get("alignment")
-        alignment = heads and AlignmentHeads(int(heads["layer"]), tuple(map(int, heads["heads"])), int(heads["shift"]))
-        return Origin(directions=directions, tagged_languages=tagged, **origin), alignment
+        known = description.get("origin", {})
+        lengths = [known.get(name) for name in ("longest_source", "longest_target")]
+        origin = Origin(
+            directions=tuple((str(source), str(target)) for source, target in known.get("directions", ())),
+            tagged_languages=tuple(map(str, known.get("tagged_languages", ()))),
+            longest_source=None if lengths[0] is None else int(lengths[0]),
+            longest_target=None if lengths[1] is None else int(lengths[1]),
+        )
+        if (given := description.get("alignment")) is None:
+            return origin, None
+        heads = AlignmentHeads(int(given["layer"]), tuple(map(int, given["heads"])), int(given["shift"]))
+        if not (0 <= heads.layer < model.n_decoder_layers and heads.shift in (0, 1) and heads.heads):
+            raise ValueError
+        if not all(0 <= head < model.n_heads for head in heads.heads):
+            raise ValueError
+        return origin, heads
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise ModelFolderError(f"{path} does not say where the model comes from: copy the folder again") from None
+        raise ModelFolderError(
+            f"{path} does not rightly say where the model comes from: copy the folder again"
+        ) from None
 
 
 def _describes(path: Path) -> dict[str, Any]:

@@ -10,11 +10,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -346,7 +346,9 @@ def translate_command(
         list[str] | None, typer.Argument(help="Files of lines, .gz and .xz too. Standard input: -")
     ] = None,
     beam: Beam = None,
-    nbest: Annotated[int | None, typer.Option(min=1, help="Print so many translations of each line.")] = None,
+    nbest: Annotated[
+        int | None, typer.Option(min=1, help="Print so many translations of each line. The beam is at least as wide.")
+    ] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Add a tab and the score.")] = False,
     alignments: Annotated[
         Path | None, typer.Option(help="Write which words belong together to this file, a line for each: 0-0 1-2.")
@@ -360,8 +362,9 @@ def translate_command(
         int | None, typer.Option(min=1, help="Translate this column of a table; the translation is added as the last.")
     ] = None,
     key: Annotated[
-        str | None, typer.Option("--field", help='Translate this field of JSON lines; "translation" is added.')
+        str | None, typer.Option("--field", help="Translate this field of JSON lines, such as text or text.de.")
     ] = None,
+    into: Annotated[str, typer.Option(help="The field that the translation becomes, with --field.")] = "translation",
     sample: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching the best.")] = False,
     temperature: Annotated[float | None, typer.Option(help="Of sampling.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Of sampling: from so many tokens.")] = None,
@@ -391,38 +394,33 @@ def translate_command(
       transduce translate run in.de --alignments out.align > out.en
     """
     from transduce.records import Form, translate_files
-    from transduce.show import progress_on_stderr, show_summary
+    from transduce.show import show_summary, translation_progress
 
-    if column is not None and key is not None:
-        raise ConfigError("--column and --field exclude each other: keep one")
-    flags = {
-        "beam_size": beam if beam is None or nbest is None else max(beam, nbest), "n_best": nbest,
-        "method": "sample" if sample else None, "temperature": temperature, "top_k": top_k, "top_p": top_p,
-        "seed": seed,
-    }  # fmt: skip
+    flags = {"beam_size": beam, "n_best": nbest, "method": "sample" if sample else None,
+             "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}  # fmt: skip
+    refuse_together({"--column": column, "--field": key, "--json": as_json or None})
+    refuse_together({"--nbest": nbest, "--column": column})
+    refuse_together({"--nbest": nbest, "--field": key})
+    refuse_together({"--beam": beam, "--sample": sample or None})
+    for name in ("temperature", "top_k", "top_p", "seed"):
+        if flags[name] is not None and not sample:
+            raise ConfigError(f"--{name.replace('_', '-')} means something to sampling alone: add --sample")
     translator = load_translator(model, flags, settings or [], device, precision, threads, batch_size)
     if alignments is not None and translator.heads is None:
         raise ConfigError(f"{model} does not say which heads align words: train it again, or leave out --alignments")
-    form = Form(column, key, as_json, translator.settings.n_best, scores)
-    out = sys.stdout.buffer
-
-    def write(line: str) -> None:
-        try:
-            out.write(line.encode("utf-8", "surrogatepass"))
-            out.flush()
-        except BrokenPipeError:  # who reads has had enough: as a program ends that SIGPIPE ends, without a word
-            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-            raise typer.Exit(128 + signal.SIGPIPE) from None
-
+    form = Form(column, key, into, as_json, translator.settings.n_best, scores)
     with ExitStack() as stack:
         aligned = stack.enter_context(open_to_write(alignments)) if alignments is not None else None
-        told = stack.enter_context(progress_on_stderr(quiet or not sys.stderr.isatty() or sys.stdin.isatty()))
+        told = stack.enter_context(translation_progress(quiet))
         summary = translate_files(
-            translator, files or [], form, write, to=to, prefix=prefix,
-            write_alignment=aligned.write if aligned else None,
-            progress=lambda n: told("translating", n, None),
-        )  # fmt: skip
+            translator, files or [], form, write_to_stdout, to=to, prefix=prefix, write_alignment=aligned, progress=told
+        )
     show_summary(summary, quiet)
+
+
+def refuse_together(given: dict[str, Any]) -> None:
+    if len(both := [name for name, value in given.items() if value is not None]) > 1:
+        raise ConfigError(f"{' and '.join(both)} exclude each other: keep one")
 
 
 def load_translator(
@@ -448,7 +446,7 @@ def load_translator(
         raise ConfigError(f"--dtype is {precision!r}, must be float32 or bfloat16: leave it out for float32")
     check_device(device)
     config = load_config(model_folder(model))
-    if (n_best := flags.get("n_best")) is not None and flags.get("beam_size") is None:
+    if (n_best := flags.get("n_best")) is not None and flags.get("beam_size") is None and not flags.get("method"):
         flags = flags | {"beam_size": max(n_best, config.decode.beam_size)}
     given = [f"decode.{name}={value}" for name, value in flags.items() if value is not None]
     config = override(config, [*given, *settings])
@@ -458,12 +456,36 @@ def load_translator(
     return Translator.load(model, device=device, dtype=dtype, settings=config.decode, batch_size=batch_size)
 
 
+def write_to_stdout(line: str) -> None:
+    """As it comes: who reads may be waiting."""
+    out = sys.stdout.buffer
+    try:
+        out.write(line.encode("utf-8", "surrogatepass"))
+        out.flush()
+    except BrokenPipeError:  # who reads has had enough: as a program ends that SIGPIPE ends, without a word
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        raise typer.Exit(128 + signal.SIGPIPE) from None
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        raise DataError(f"standard output cannot be written ({error.strerror}): make room there") from None
+
+
 @contextmanager
-def open_to_write(path: Path) -> Iterator[IO[str]]:
+def open_to_write(path: Path) -> Iterator[Callable[[str], None]]:
     from transduce.folders import told_of
 
-    with told_of(path), path.open("w", encoding="utf-8") as file:
-        yield file
+    with told_of(path):
+        file = path.open("w", encoding="utf-8")
+
+    def write(line: str) -> None:
+        with told_of(path):
+            file.write(line)
+
+    try:
+        yield write
+    finally:
+        with told_of(path):
+            file.close()
 
 
 @app.command("evaluate")
@@ -510,6 +532,7 @@ def evaluate_command(
     from transduce.show import console_for_stdout, progress_on_stderr, show_brackets, show_evaluation
 
     if trees:
+        refuse_together({"--trees": trees, "--source": source, "--against": against})
         found = evaluate_trees(model, reference)
         if as_json:
             print(json.dumps(asdict(found), indent=2))

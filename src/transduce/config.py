@@ -243,6 +243,8 @@ class DecodeConfig(_Section):
         self._at_least(1, "beam_size", "n_best")
         self._at_least(0, "max_extra_tokens", "min_length", "no_repeat_ngram", "top_k", "seed")
         self._at_most(1000, "beam_size", "n_best")
+        self._at_most(100_000, "max_extra_tokens", "min_length", "no_repeat_ngram")
+        self._at_most(2**62, "seed")
         self._positive("temperature", "top_p")
         if self.top_p > 1:
             raise ConfigError(f"decode.top_p is {self.top_p}, must be at most 1: 1 draws from all tokens")

@@ -3,8 +3,8 @@
 Many sentences are searched side by side. Each has K hypotheses, all in the same few tensors; one that has ended leaves,
 and the next enters in its place, so that rows stay full. What comes out does not depend on who is beside whom.
 
-Among hypotheses of equal score the one that comes first among its parents, then the lower token id, is preferred; where
-the choice was closer than rounding can tell, `Hypothesis.margin` says so.
+Among hypotheses of equal score the one whose parent comes first, then the one of the lower token id, is preferred. How
+close the closest choice was, `Hypothesis.margin` says: rounding, and with it the batch, can turn the closest ones.
 """
 
 # Axes: B sentences, K hypotheses of each, R = B K rows, V vocabulary, T tokens, S source positions, A states of an
@@ -12,6 +12,7 @@ the choice was closer than rounding can tell, `Hypothesis.margin` says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple, Protocol, Self, TypeVar
@@ -125,9 +126,9 @@ def best(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
     candidate_BC = (allowed_BKV + beams.log_prob_BK[..., None]).flatten(1)
     n_candidates = min(n_kept + 1, candidate_BC.shape[1])  # one more than can stay, to see how close it was
     value_BC, place_BC = candidate_BC.topk(n_candidates)
-    place_BC, order_BC = place_BC.sort()
-    value_BC, ranked_BC = value_BC.gather(1, order_BC).sort(descending=True, stable=True)
-    place_BC = place_BC.gather(1, ranked_BC)
+    if bool((value_BC[:, 1:] == value_BC[:, :-1]).any()):  # of equals, topk takes any: then the slow way, which is rare
+        value_BC, place_BC = candidate_BC.sort(descending=True, stable=True)
+        value_BC, place_BC = value_BC[:, :n_candidates], place_BC[:, :n_candidates]
     if n_candidates <= n_kept:
         fill = n_kept + 1 - n_candidates
         value_BC = torch.nn.functional.pad(value_BC, (0, fill), value=-torch.inf)
@@ -148,7 +149,10 @@ def sampler(settings: DecodeConfig) -> Choose:
     """Each hypothesis goes on by a token that is drawn. The draw follows from seed, sentence, place and step alone."""
 
     def draw(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
-        scaled_BKV = narrow(allowed_BKV / settings.temperature, settings.top_k, settings.top_p)
+        most_BK1 = allowed_BKV.max(-1, keepdim=True).values
+        is_stuck_BK1 = most_BK1 == -torch.inf  # nothing may follow
+        scaled_BKV = ((allowed_BKV - most_BK1) / settings.temperature).masked_fill(is_stuck_BK1, 0.0)
+        scaled_BKV = narrow(scaled_BKV, settings.top_k, settings.top_p)
         sorted_BKV, token_BKV = scaled_BKV.sort(descending=True, stable=True)
         mass_BKV = sorted_BKV.softmax(-1).cumsum(-1)
         K = torch.arange(mass_BKV.shape[1], device=mass_BKV.device)
@@ -156,7 +160,9 @@ def sampler(settings: DecodeConfig) -> Choose:
         place_BK1 = torch.searchsorted(mass_BKV.contiguous(), point_BK[..., None], right=True)
         place_BK1 = place_BK1.clamp(max=mass_BKV.shape[-1] - 1)
         token_BK1 = token_BKV.gather(2, place_BK1)
-        log_prob_BK = beams.log_prob_BK + log_prob_BKV.gather(2, token_BK1)[..., 0]
+        log_prob_BK = (
+            beams.log_prob_BK + log_prob_BKV.gather(2, token_BK1).masked_fill(is_stuck_BK1, -torch.inf)[..., 0]
+        )
         nothing_B = torch.full_like(beams.margin_B, torch.inf)
         return Chosen(log_prob_BK, K.expand_as(log_prob_BK), token_BK1[..., 0], nothing_B)
 
@@ -256,7 +262,12 @@ class Beams:
         )
 
     def select(self, sentences_B: Tensor) -> Beams:
-        return Beams(**{f.name: getattr(self, f.name)[sentences_B] for f in fields(self)})
+        """No wider than those that stay need."""
+        kept = {f.name: getattr(self, f.name)[sentences_B] for f in fields(self)}
+        n = int(kept["limit_B"].max()) if len(sentences_B) else 0
+        for name in ("token_BKT", "ended_token_BKT"):
+            kept[name] = kept[name][..., :n]
+        return Beams(**kept)
 
     def join(self, other: Beams) -> Beams:
         def both(a: Tensor, b: Tensor) -> Tensor:
@@ -353,8 +364,11 @@ def restrict(beams: Beams, log_prob_RV: Tensor, settings: DecodeConfig, rules: R
     return allowed_RV
 
 
-def harvest(beams: Beams, settings: DecodeConfig, eos_id: int) -> list[list[Hypothesis]]:
-    """For each sentence, the best first. Those cut off at the limit come after all that have ended."""
+def harvest(beams: Beams, settings: DecodeConfig) -> list[list[Hypothesis]]:
+    """For each sentence, the best first. Those cut off at the limit come after all that have ended.
+
+    Where the rules left nothing to say, there is one hypothesis of nothing, which has not ended.
+    """
     found = []
     length_penalty_B = length_penalty(beams.length_B.clamp(min=1), settings)
     columns = (
@@ -375,8 +389,15 @@ def harvest(beams: Beams, settings: DecodeConfig, eos_id: int) -> list[list[Hypo
             for i in range(len(live)) if live_log_probs[i] > -torch.inf
         ]  # fmt: skip
         cut.sort(key=lambda hypothesis: -hypothesis.score)
-        found.append([*ended, *cut][: settings.n_best])
+        nothing = Hypothesis([], -math.inf, -math.inf, False, margin)
+        found.append(([*ended, *cut] or [nothing])[: settings.n_best])
     return found
+
+
+def limit_of(sentence: Sentence, settings: DecodeConfig, longest: int | None) -> int:
+    """Tokens, the end mark counted. A prefix comes on top: it was asked for."""
+    limit = len(sentence.source) + len(sentence.prefix) + settings.max_extra_tokens
+    return limit if longest is None else min(limit, longest)
 
 
 # The loop
@@ -410,7 +431,7 @@ def search(
     state: S | None = None
     while True:
         if new := waiting.take(running):
-            limits = [min(len(s.source) + settings.max_extra_tokens, longest or 10**9) for s in new]
+            limits = [limit_of(sentence, settings, longest) for sentence in new]
             fresh = stepper.start(_padded([s.source for s in new], config.pad_id, device))
             if n_kept > 1:
                 fresh = fresh.select(torch.arange(len(new), device=device).repeat_interleave(n_kept))
@@ -429,9 +450,7 @@ def search(
             continue
         over = torch.tensor([i for i, is_it in enumerate(is_over) if is_it], device=device)
         left = torch.tensor([i for i, is_it in enumerate(is_over) if not is_it], dtype=torch.long, device=device)
-        yield from zip(
-            [running[i] for i in over.tolist()], harvest(beams.select(over), settings, config.eos_id), strict=True
-        )
+        yield from zip([running[i] for i in over.tolist()], harvest(beams.select(over), settings), strict=True)
         running = [running[i] for i in left.tolist()]
         beams, state = beams.select(left), state.select(row_BK[left].flatten(), left)
 

@@ -17,7 +17,7 @@ from transduce import __version__
 from transduce.checkpoint import CARD
 from transduce.data.batches import make_batch
 from transduce.data.corpora import read_lines
-from transduce.data.trees import parse
+from transduce.data.trees import Tree, parse
 from transduce.errors import DataError
 from transduce.folders import write_whole
 from transduce.metrics import (
@@ -27,6 +27,7 @@ from transduce.metrics import (
     Score,
     bracket_f1,
     by_length,
+    check_bootstrap,
     compound_split_bleu,
     exact_match,
     length_ratio,
@@ -37,7 +38,7 @@ from transduce.metrics import (
 from transduce.translate import Translation, Translator
 
 N_WORST = 5
-BATCH = 32
+BATCH_TOKENS = 2000
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Evaluation:
     length_ratio: float
     exact_match: float
     perplexity: float | None
-    """Per token of the references, as the model's own subwords divide them. None where there is no model."""
+    """Per token of the references, as the model's own subwords divide them, of those that it need not split. None
+    where there is no model."""
     flags: dict[str, int]
     """How many translations are less than they should be, and in what way."""
     by_length: list[LengthGroup]
@@ -71,7 +73,7 @@ class Evaluation:
 
 
 def evaluate(
-    sources: Sequence[str],
+    sources: Sequence[str] | None,
     references: Sequence[str],
     translations: Sequence[Translation],
     *,
@@ -84,11 +86,13 @@ def evaluate(
     hypotheses = [translation.text for translation in translations]
     found = scores(hypotheses, references, n_bootstrap)
     if with_compound_split:
-        found.append(compound_split_bleu(hypotheses, references))
+        found.append(compound_split_bleu(hypotheses, references, n_bootstrap))
     chrf = sentence_scores(hypotheses, references)
     lines = [
         Line(source, reference, translation.text, value, translation.flags)
-        for source, reference, translation, value in zip(sources, references, translations, chrf, strict=True)
+        for source, reference, translation, value in zip(
+            sources or [""] * len(references), references, translations, chrf, strict=True
+        )
     ]
     flags: dict[str, int] = {}
     for translation in translations:
@@ -101,9 +105,9 @@ def evaluate(
         exact_match=exact_match(hypotheses, references),
         perplexity=perplexity,
         flags=flags,
-        by_length=by_length(hypotheses, references, [len(source.split()) for source in sources]),
+        by_length=by_length(hypotheses, references, [len(source.split()) for source in sources]) if sources else [],
         worst=sorted(lines, key=lambda line: line.chrf)[:N_WORST],
-        comparison=paired(hypotheses, other, references) if other is not None else [],
+        comparison=paired(hypotheses, other, references, n_bootstrap or 1000) if other is not None else [],
         lines=lines,
     )
 
@@ -121,48 +125,67 @@ def evaluate_files(
     progress: Callable[[str, int, int | None], None] = lambda stage, done, total: None,
 ) -> tuple[Evaluation, dict[str, Any]]:
     """Of a model folder or a file of translations. The second part says what was scored, and how."""
+    check_bootstrap(n_bootstrap)
     references = read_text(reference)
-    sources = read_text(source) if source is not None else [""] * len(references)
-    _same_number(source or reference, sources, reference, references)
-    passport = {
-        "reference": sha256_of(references),
-        "source": sha256_of(sources),
-        "files": [str(source), str(reference)],
-    }
+    sources = read_text(source) if source is not None else None
+    if not references:
+        raise DataError(f"{reference} is empty: give a file of lines")
+    if source is not None and sources is not None:
+        _same_number(source, sources, reference, references)
 
-    def translations_of(path: Path) -> tuple[list[Translation], Translator | None]:
-        if path.is_file():
+    loaded: dict[Path, Translator] = {}
+
+    def translations_of(path: Path) -> list[Translation]:
+        if not path.is_dir():
             lines = read_text(path)
             _same_number(path, lines, reference, references)
-            return [Translation(line, 0.0, 0.0) for line in lines], None
-        if source is None:
+            return [Translation(line, 0.0, 0.0) for line in lines]
+        if sources is None:
             raise DataError(f"{path} is a model, and there is nothing to translate: add --source FILE")
-        translator = load(path)
         found = []
-        for translation in translator.stream(sources, to):
+        loaded[path] = load(path)
+        for translation in loaded[path].stream(sources, to):
             found.append(translation)
             progress(f"translating by {path}", len(found), len(sources))
-        return found, translator
+        return found
 
-    translations, translator = translations_of(model)
-    perplexity, decode = None, None
-    if translator is not None:
-        perplexity = perplexity_of(translator, sources, references, to)
-        decode = asdict(translator.settings)
-        passport |= {"device": str(translator.device), "dtype": str(next(translator.model.parameters()).dtype)}
-    other = [translation.text for translation in translations_of(against)[0]] if against is not None else None
+    # The one that is no model first: if it is wrong, better to hear of it before the long part.
+    other = [t.text for t in translations_of(against)] if against is not None and not against.is_dir() else None
+    translations = translations_of(model)
+    if against is not None and other is None:
+        other = [t.text for t in translations_of(against)]
     progress("scoring", 0, None)
+    names = [path.name if path is not None else None for path in (source, reference)]  # not where they lie here
+    passport: dict[str, Any] = {
+        "model": model.name, "against": against.name if against else None, "to": to, "files": names,
+        "source": sha256_of(sources) if sources is not None else None, "reference": sha256_of(references),
+        "decode": None, "device": None, "dtype": None,
+    }  # fmt: skip
+    perplexity = None
+    if (translator := loaded.get(model)) is not None and sources is not None:
+        perplexity = perplexity_of(translator, sources, references, to)
+        dtype = next(translator.model.parameters()).dtype
+        passport |= {"decode": asdict(translator.settings), "device": str(translator.device), "dtype": str(dtype)}
     evaluation = evaluate(
         sources, references, translations, other=other, perplexity=perplexity, n_bootstrap=n_bootstrap,
         with_compound_split=with_compound_split,
     )  # fmt: skip
-    return evaluation, passport | {"model": model.name, "against": against.name if against else None, "decode": decode}
+    return evaluation, passport
 
 
 def evaluate_trees(predicted: Path, gold: Path) -> BracketScore:
-    both = [[parse(line) for line in read_text(path)] for path in (gold, predicted)]
-    _same_number(predicted, both[1], gold, both[0])
-    return bracket_f1(*both)
+    def read(path: Path) -> list[Tree]:
+        trees = []
+        for number, line in enumerate(read_text(path), 1):
+            try:
+                trees.append(parse(line))
+            except DataError as error:
+                raise DataError(f"{path}, line {number}: {error}") from None
+        return trees
+
+    of_gold, of_predicted = read(gold), read(predicted)
+    _same_number(predicted, of_predicted, gold, of_gold)
+    return bracket_f1(of_gold, of_predicted)
 
 
 def read_text(path: Path) -> list[str]:
@@ -188,14 +211,23 @@ def sha256_of(lines: Sequence[str]) -> str:
 
 
 @torch.no_grad()
-def perplexity_of(translator: Translator, sources: Sequence[str], references: Sequence[str], to: str | None) -> float:
-    """Of the references, given the sources: e to the mean loss of a token, end marks counted, without smoothing."""
+def perplexity_of(
+    translator: Translator, sources: Sequence[str], references: Sequence[str], to: str | None
+) -> float | None:
+    """Of the references, given the sources: e to the mean loss of a token, end marks counted, without smoothing.
+
+    Of those whose both sides are no longer than the model was trained on: None where there is none.
+    """
     config, tag = translator.config.model, translator.tag_for(to)
+    encoded = [translator.subwords.encode(side) for side in (sources, references)]
+    longest_target = translator.longest_target
     pairs = [
         ([*tag, *source], target)
-        for source, target in zip(*(translator.subwords.encode(side) for side in (sources, references)), strict=True)
+        for source, target in zip(*encoded, strict=True)
+        if not (translator.longest_source is not None and len(source) > translator.longest_source)
+        and not (longest_target is not None and len(target) > longest_target)
     ]
-    pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
+    pairs.sort(key=lambda pair: max(len(pair[0]), len(pair[1])))
     total, n_tokens = 0.0, 0
     for some in _some(pairs):
         batch = make_batch(some, config)
@@ -205,12 +237,19 @@ def perplexity_of(translator: Translator, sources: Sequence[str], references: Se
             logits_BTV.flatten(0, 1), target_out_BT.flatten(), ignore_index=config.pad_id, reduction="sum"
         )
         total, n_tokens = total + float(loss), n_tokens + batch.n_target_tokens
-    return math.exp(min(total / n_tokens, 700.0))
+    return math.exp(min(total / n_tokens, 700.0)) if n_tokens else None
 
 
 def _some(pairs: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for first in range(0, len(pairs), BATCH):
-        yield pairs[first : first + BATCH]
+    """Batches of so many tokens, or of one pair that has more. They come sorted by length."""
+    some: list[Any] = []
+    for pair in pairs:
+        if some and (len(some) + 1) * (max(len(pair[0]), len(pair[1])) + 1) > BATCH_TOKENS:
+            yield some
+            some = []
+        some.append(pair)
+    if some:
+        yield some
 
 
 def add_to_card(folder: Path, evaluation: Evaluation, passport: dict[str, Any]) -> bool:
@@ -232,4 +271,4 @@ def add_to_card(folder: Path, evaluation: Evaluation, passport: dict[str, Any]) 
 
 def _is_same(known: dict[str, Any], new: dict[str, Any]) -> bool:
     """The same data by the same search: the older score gives way."""
-    return all(known.get(name) == new[name] for name in ("source", "reference", "decode"))
+    return all(known.get(name) == new.get(name) for name in ("source", "reference", "to", "decode", "device", "dtype"))

@@ -232,14 +232,18 @@ def _metric(name: str, force: bool = True) -> Metric:
     raise ConfigError(f"{name!r} is no metric that we know: choose from {', '.join(NAMES)}")
 
 
-def _score(name: str, metric: Metric, hypotheses: Sequence[str], references: References, n_bootstrap: int) -> Score:
-    """Price of the interval: memory for n_bootstrap times all statistics, 300 MB for chrF++ of 3000 sentences."""
-    from sacrebleu.significance import _bootstrap_resample
-
+def check_bootstrap(n_bootstrap: int) -> None:
     if n_bootstrap != 0 and n_bootstrap < TAIL:
         raise ConfigError(
             f"n_bootstrap must be 0, for no interval, or at least {TAIL}, got {n_bootstrap}: 1000 is usual"
         )
+
+
+def _score(name: str, metric: Metric, hypotheses: Sequence[str], references: References, n_bootstrap: int) -> Score:
+    """Price of the interval: memory for n_bootstrap times all statistics, 300 MB for chrF++ of 3000 sentences."""
+    from sacrebleu.significance import _bootstrap_resample
+
+    check_bootstrap(n_bootstrap)
     # The steps of `corpus_score`, which keeps of its samples only their mean and half the interval.
     stats = metric._extract_corpus_statistics(hypotheses, _reference_sets(hypotheses, references))
     value = float(metric._aggregate_and_compute(stats).score)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from transduce.data.corpora import look_up, read_lines
 from transduce.errors import DataError
-from transduce.translate import Translation, Translator
+from transduce.translate import Alternative, Translation, Translator
 
 STDIN = "-"
 
@@ -31,7 +31,8 @@ class Form:
     column: int | None = None
     """Of a table, counted from 1; the translation becomes a last column."""
     key: str | None = None
-    """Of a JSON object; the translation becomes a field of its own."""
+    """Of a JSON object; the translation becomes the field `into`."""
+    into: str = "translation"
     as_json: bool = False
     n_best: int = 1
     with_scores: bool = False
@@ -46,10 +47,14 @@ class Form:
                 except UnicodeDecodeError:
                     line = raw.decode("utf-8", "replace")
                     damaged(where)
-                yield Record(self._text(line, where), line)
+                text = self._text(line, where)
+                if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+                    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # JSON can spell halves
+                    damaged(where)
+                yield Record(text, line)
 
     def _text(self, line: str, where: str) -> str:
-        if not line.strip():
+        if not line.strip("\t "):
             return ""
         if self.column is not None:
             cells = line.split("\t")
@@ -58,13 +63,16 @@ class Form:
             return cells[self.column - 1]
         if self.key is not None:
             try:
-                text = look_up(json.loads(line), self.key)
+                record = json.loads(line)
+                text = look_up(record, self.key)
             except (ValueError, TypeError, RecursionError):
                 raise DataError(f"{where}: is no JSON object: mend the line") from None
             except KeyError as error:
                 raise DataError(f"{where}: has no field {error}: mend the line, or name another by --field") from None
             if not isinstance(text, str):
                 raise DataError(f"{where}: field {self.key!r} is {text!r}, must be text: mend the line")
+            if taken := {self.into, *(["score"] if self.with_scores else [])} & record.keys():
+                raise DataError(f"{where}: has a field {min(taken)!r} already: name another for ours by --into")
             return " ".join(text.splitlines())
         return line
 
@@ -73,19 +81,19 @@ class Form:
         if self.as_json:
             return json.dumps(_details(record, translation), ensure_ascii=False)
         if self.n_best > 1:
-            # Moses' form, which others read too.
-            lines = [f"{number} ||| {other.text} ||| {other.score:.4f}" for other in translation.alternatives]
-            return "\n".join(lines or [f"{number} |||  ||| 0.0000"])
-        score = f"{translation.score:.4f}"
+            # Moses' form, which others read too: number, text, log-probability, score.
+            best = translation.alternatives or (Alternative("", 0.0, 0.0),)
+            return "\n".join(f"{number} ||| {one.text} ||| {one.log_prob:.4f} ||| {one.score:.4f}" for one in best)
+        score, text = f"{translation.score:.4f}", translation.text.replace("\t", " ")
         if self.column is not None:
-            cells = [record.line, translation.text.replace("\t", " "), *([score] if self.with_scores else [])]
-            return "\t".join(cells) if record.line.strip() else ""
+            cells = [record.line, text, *([score] if self.with_scores else [])]
+            return "\t".join(cells) if record.line.strip() else record.line
         if self.key is not None:
             if not record.line.strip():
                 return ""
             scored = {"score": translation.score} if self.with_scores else {}
-            return json.dumps(json.loads(record.line) | {"translation": translation.text} | scored, ensure_ascii=False)
-        return f"{translation.text}\t{score}" if self.with_scores else translation.text
+            return json.dumps(json.loads(record.line) | {self.into: translation.text} | scored, ensure_ascii=False)
+        return f"{text}\t{score}" if self.with_scores else translation.text
 
 
 def _details(record: Record, translation: Translation) -> dict[str, Any]:
@@ -95,10 +103,14 @@ def _details(record: Record, translation: Translation) -> dict[str, Any]:
     return {"source": record.text, **values}
 
 
+def check_readable(path: Path) -> None:
+    if not path.is_fifo():  # what comes from a pipe comes once
+        next(read_lines(path), None)
+
+
 def _lines_of(name: str) -> Iterable[bytes]:
-    if name != STDIN:
-        return read_lines(Path(name))
-    return (line.removesuffix(b"\n").removesuffix(b"\r") for line in sys.stdin.buffer)
+    # Not sys.stdin.buffer: a thread that waits in it holds its lock, and Python cannot end then.
+    return read_lines(Path(name) if name != STDIN else sys.stdin.fileno())
 
 
 @dataclass
@@ -127,6 +139,9 @@ def translate_files(
 ) -> Summary:
     """Lines in, lines out, in order and in bounded memory. `write` is given each line with its end."""
     began, summary = time.monotonic(), Summary()
+    for name in files:
+        if name != STDIN:
+            check_readable(Path(name))  # all of them, before the first is translated
     waiting: deque[Record] = deque()
 
     def texts() -> Iterator[str]:

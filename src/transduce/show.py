@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,7 +185,7 @@ def show_corpora(console: Console, registry: Mapping[str, Mapping[str, Any]], da
 def console_for_stdout() -> Console:
     """Where nobody looks at a terminal, lines are as long as they want to be."""
     is_terminal = sys.stdout.isatty()
-    return Console(highlight=False, soft_wrap=not is_terminal, width=None if is_terminal else 140)
+    return Console(highlight=False, emoji=False, soft_wrap=not is_terminal, width=None if is_terminal else 140)
 
 
 @contextmanager
@@ -369,6 +369,26 @@ def _to_tensorboard(writer: Any, event: dict[str, Any]) -> None:
         for name, value in event.items():
             if isinstance(value, float):
                 writer.add_scalar(f"{'train' if event['event'] == 'step' else 'valid'}/{name}", value, event["step"])
+
+
+@contextmanager
+def translation_progress(quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar, unless the translations themselves are on the screen; a line now and then where nobody looks."""
+    if quiet or (sys.stderr.isatty() and (sys.stdout.isatty() or sys.stdin.isatty())):
+        yield lambda n: None
+    elif sys.stderr.isatty():
+        with progress_on_stderr(quiet=False) as told:
+            yield lambda n: told("translating", n, None)
+    else:
+        began = said = time.monotonic()
+
+        def say(n: int) -> None:
+            nonlocal said
+            if (now := time.monotonic()) - said > SECONDS_BETWEEN_LINES:
+                said = now
+                print(f"{n:,} lines, {n / (now - began):,.0f} a second", file=sys.stderr, flush=True)
+
+        yield say
 
 
 def show_summary(summary: Summary, quiet: bool) -> None:

@@ -27,7 +27,7 @@ from transduce.errors import ConfigError, ModelFolderError
 from transduce.model import Transformer
 from transduce.ops import settle_kernels
 from transduce.segments import Segment, longest_repeat, split
-from transduce.spelling import one_line, whole_characters
+from transduce.spelling import LINE_BREAKS, one_line, whole_characters
 
 Flag = Literal["split", "limit", "loop", "empty", "close"]
 FLAGS: dict[Flag, str] = {
@@ -45,6 +45,7 @@ TOKENS_PER_SENTENCE = 48
 """What a batch is sized for. Where sentences are longer, fewer go side by side."""
 WINDOWS = 16
 """Batches of lines that are sorted by length before they are searched."""
+USUAL_BEAM = 4
 GATHER_SECONDS = 0.005
 """For how long to wait for more lines before those that have come are begun with."""
 
@@ -119,7 +120,13 @@ class Translator:
         self.device = next(model.parameters()).device
         settle_kernels(self.device)
         self.rules = one_line(subwords, config.model)
-        self.longest_source = self._longest_source()
+        is_learned = config.model.positions == "learned"
+        # Of a translation, the start mark takes a position too.
+        self.longest_output = config.model.max_positions - 1 if is_learned else None
+        most = config.model.max_positions if is_learned else None
+        self.longest_source = _least(self.origin.longest_source, most, less=1 + bool(self.origin.tagged_languages))
+        self.longest_target = _least(self.origin.longest_target, most, less=1)
+        """Tokens of text, without tag and marks, that the model has met in training and has positions for."""
 
     @classmethod
     def load(
@@ -141,13 +148,6 @@ class Translator:
             raise ModelFolderError(f"{folder / SUBWORDS} has more entries than the model: copy the folder again")
         return cls(model.to(dtype), config, subwords, origin, heads, settings=settings, batch_size=batch_size)
 
-    def _longest_source(self) -> int | None:
-        """Tokens of text, without tag and end mark, that the model has met in training and has positions for."""
-        bounds = [self.origin.longest_source]
-        bounds += [self.config.model.max_positions] if self.config.model.positions == "learned" else []
-        known = [bound for bound in bounds if bound is not None]
-        return max(1, min(known) - 1 - bool(self.origin.tagged_languages)) if known else None
-
     def translate(
         self, texts: Sequence[str], to: str | None = None, *, with_details: bool = False, prefix: str = ""
     ) -> list[Translation]:
@@ -161,13 +161,14 @@ class Translator:
         `texts` is read in a thread of its own: lines that come slowly are translated as they come.
         `with_details` adds tokens and alignment. `prefix`: how every translation must begin.
         """
-        lines = _Lines(self, texts, self.tag_for(to), self.subwords.encode([prefix])[0])
-        longest = self.config.model.max_positions if self.config.model.positions == "learned" else None
+        lines = _Lines(self, texts, self.tag_for(to), self.encode_prefix(prefix))
+        # A wide beam takes more memory for each sentence, so fewer go side by side.
+        batch_size = max(1, self.batch_size * USUAL_BEAM // max(USUAL_BEAM, self.settings.n_hypotheses))
         try:
             while not lines.is_over:
                 found = search(
-                    self.model, self.config.model, lines, self.settings, self.rules, batch_size=self.batch_size,
-                    batch_tokens=self.batch_size * TOKENS_PER_SENTENCE, longest=longest, device=self.device,
+                    self.model, self.config.model, lines, self.settings, self.rules, batch_size=batch_size,
+                    batch_tokens=batch_size * TOKENS_PER_SENTENCE, longest=self.longest_output, device=self.device,
                 )  # fmt: skip
                 for sentence, hypotheses in found:
                     lines.put(sentence.number, hypotheses)
@@ -175,6 +176,8 @@ class Translator:
                         yield self._finish(line, with_details)
                 for line in lines.ready():  # blank ones, after which nothing was found
                     yield self._finish(line, with_details)
+            if lines.error is not None:  # after all that came before it
+                raise lines.error
         finally:
             lines.close()
 
@@ -193,6 +196,14 @@ class Translator:
         if to not in self.origin.tagged_languages:
             raise ConfigError(f"--to is {to!r}, this model translates into {known}: choose one of them")
         return [self.subwords.tag(to)]
+
+    def encode_prefix(self, prefix: str) -> list[int]:
+        if set(prefix) & {*LINE_BREAKS, "\t"}:
+            raise ConfigError(f"--prefix is {prefix!r}, must be of one line and without tabs: leave them out")
+        ids = self.subwords.encode([prefix.strip()])[0]
+        if self.longest_output is not None and len(ids) >= self.longest_output:
+            raise ConfigError(f"--prefix has {len(ids)} tokens, this model can say {self.longest_output}: shorten it")
+        return ids
 
     def prepare(self, text: str, tag: list[int], prefix: list[int]) -> _Line:
         core = text.strip()
@@ -244,16 +255,18 @@ class Translator:
         self, line: _Line, hypotheses: Sequence[Hypothesis]
     ) -> tuple[tuple[Token, ...], tuple[Link, ...] | None]:
         tokens: list[Token] = []
-        links: list[Link] = []
+        links: dict[Link, None] = {}
         n_source = n_target = 0
-        for ids, hypothesis in zip(line.ids, hypotheses, strict=True):
+        for segment, ids, hypothesis in zip(line.segments, line.ids, hypotheses, strict=True):
             some, weight_TS = self._explain([*line.tag, *ids], hypothesis)
             tokens += some
             source_words, target_words = (words_of(self.subwords.pieces(side)) for side in (ids, hypothesis.ids))
             if weight_TS is not None:
                 found = word_links(weight_TS[:, len(line.tag) :], source_words, target_words)
-                links += [(s + n_source, t + n_target) for s, t in found]
-            n_source, n_target = n_source + _n_words(source_words), n_target + _n_words(target_words)
+                links |= dict.fromkeys((s + n_source, t + n_target) for s, t in found)
+            # Where there is no gap, the next part goes on with the same word.
+            n_source += max(0, _n_words(source_words) - (not segment.gap))
+            n_target += max(0, _n_words(target_words) - (not segment.gap))
         return tuple(tokens), (tuple(links) if self.heads is not None else None)
 
     @torch.no_grad()
@@ -277,6 +290,11 @@ class Translator:
         return tokens, weight_HTS.float().mean(0).cpu()[self.heads.shift :][: len(hypothesis.ids)]
 
 
+def _least(*bounds: int | None, less: int) -> int | None:
+    known = [bound for bound in bounds if bound is not None]
+    return max(1, min(known) - less) if known else None
+
+
 def _n_words(words: Sequence[int | None]) -> int:
     return max((word for word in words if word is not None), default=-1) + 1
 
@@ -292,6 +310,7 @@ class _Lines:
         self.window = WINDOWS * translator.batch_size
         self.read: queue.Queue[str | BaseException | None] = queue.Queue(self.window)
         self.is_closed = self.has_ended = False
+        self.error: BaseException | None = None
         self.sentences: list[Sentence] = []
         self.places: dict[int, tuple[_Line, int]] = {}
         self.n_sentences = 0
@@ -341,13 +360,11 @@ class _Lines:
                 )
             except queue.Empty:
                 break
-            if item is None:
-                self.has_ended = True
-            elif isinstance(item, str):
+            if isinstance(item, str):
                 self._take_in(item)
                 n_taken += 1
             else:
-                raise item
+                self.has_ended, self.error = True, item
         self.sentences.sort(key=lambda sentence: len(sentence.source))  # the longest is taken first
 
     def _take_in(self, text: str) -> None:

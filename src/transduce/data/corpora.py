@@ -240,14 +240,15 @@ def find_packed(path: Path, wanted_from: str) -> Path:
     raise DataError(f"{path} is missing, packed or not: get it from {wanted_from}")
 
 
-def read_lines(path: str | Path, digest: Digest | None = None) -> Iterator[bytes]:
+def read_lines(path: str | Path | int, digest: Digest | None = None) -> Iterator[bytes]:
     """Without line ends (LF or CR LF) and without a byte order mark; .gz and .xz are unpacked.
 
-    `digest` is fed the unpacked bytes, so that packing does not change a file's checksum.
+    `digest` is fed the unpacked bytes, so that packing does not change a file's checksum. A number is that of a file
+    which is open already, such as standard input, and stays so.
     """
-    path = Path(path)
+    file, path = path, Path("standard input" if isinstance(path, int) else path)
     try:
-        with _open(path) as lines:
+        with open(file, "rb", closefd=False) if isinstance(file, int) else _open(path) as lines:
             for number, line in enumerate(lines):
                 if digest is not None:
                     digest.update(line)
