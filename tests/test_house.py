@@ -20,7 +20,7 @@ PACKAGE = ROOT / "src" / "transduce"
 ORDER = [
     {"errors"},
     {"config", "folders"},
-    {"data", "reference", "ops", "decoding", "segments"},
+    {"data", "reference", "ops", "fast", "decoding", "segments"},
     {"model", "metrics", "spelling"},
     {"checkpoint"},
     {"alignment"},

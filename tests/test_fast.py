@@ -1,0 +1,60 @@
+"""Each fast path equals its slow, obvious twin."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from transduce.fast import loss as fast_loss
+from transduce.fast.loss import projected_loss
+from transduce.training.recipe import loss
+
+PAD = 0
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("chunk", [1, 5, 13, 64])
+def test_the_projected_loss_is_projection_and_loss(
+    label_smoothing: float, with_bias: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Value and all gradients, in float64, padding among the tokens, with a factor after it as in training."""
+    monkeypatch.setattr(fast_loss, "CHUNK", chunk)
+    torch.manual_seed(1)
+    target_N = torch.randint(0, 11, (13,))
+    target_N[[2, 12]] = PAD
+    given = [torch.randn(13, 7, dtype=torch.float64), torch.randn(11, 7, dtype=torch.float64)]
+    given += [torch.randn(11, dtype=torch.float64)] if with_bias else []
+    ours, theirs = ([x.clone().requires_grad_() for x in given] for _ in range(2))
+    fast = projected_loss(ours[0], ours[1], ours[2] if with_bias else None, target_N, label_smoothing, PAD)
+    slow, _ = loss(F.linear(*theirs)[None], target_N[None], label_smoothing, PAD)
+    torch.testing.assert_close(fast, slow)
+    (fast / 7).backward()
+    (slow / 7).backward()
+    for x, y in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_the_projected_loss_in_bfloat16_is_as_near_as_its_twin() -> None:
+    torch.manual_seed(1)
+    x_ND, W_VD, target_N = torch.randn(40, 32), torch.randn(50, 32) / 6, torch.randint(1, 50, (40,))
+
+    def gradients(is_fast: bool, dtype: torch.dtype) -> list[torch.Tensor]:
+        x, W = x_ND.clone().requires_grad_(), W_VD.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            if is_fast:
+                found = projected_loss(x, W, None, target_N, 0.1, PAD)
+            else:
+                found = loss(F.linear(x, W)[None], target_N[None], 0.1, PAD)[0]
+        found.backward()
+        assert x.grad is not None
+        assert W.grad is not None
+        assert x.grad.dtype == W.grad.dtype == torch.float32
+        return [found.detach(), x.grad, W.grad]
+
+    exact = gradients(False, torch.float32)
+    for ours, theirs, true in zip(
+        gradients(True, torch.bfloat16), gradients(False, torch.bfloat16), exact, strict=True
+    ):
+        assert (ours - true).norm() <= 1.2 * (theirs - true).norm() + 1e-6 * true.norm()
