@@ -28,7 +28,7 @@ from transduce.data.subword import SUBWORDS, Subwords
 from transduce.decoding import Hypothesis
 from transduce.records import Form, translate_files
 from transduce.spelling import LINE_BREAKS
-from transduce.translate import CLOSE, Translation, Translator
+from transduce.translate import CLOSE, CLOSE_SHARE, Translation, Translator
 
 
 @pytest.fixture(scope="session")
@@ -75,9 +75,10 @@ def test_the_same_text_comes_out_at_any_batch_size_and_in_any_order(
         # What could go either way says so; all else is the same to the letter.
         assert translation.text == by_64[place].text or "close" in translation.flags, sentences[place]
         if translation.text == by_64[place].text:
-            differences.append(abs(translation.log_prob - by_64[place].log_prob))
+            allowed = (CLOSE - CLOSE_SHARE * translation.log_prob) / 2
+            differences.append(abs(translation.log_prob - by_64[place].log_prob) / allowed)
     assert len(differences) >= 495
-    assert max(differences) < CLOSE / 2, "or two that are further apart than CLOSE could change places"
+    assert max(differences) < 1, "or two that are further apart than what is flagged could change places"
     assert sum("close" in translation.flags for translation in by_64) < 100, "a flag on everything says nothing"
 
 

@@ -37,8 +37,8 @@ FLAGS: dict[Flag, str] = {
     "empty": "the translation is empty, and the line is not",
     "close": "another choice was as good as this one: another batch size or machine may choose it",
 }
-CLOSE = 1e-4
-"""In log-probability: float32 differs by some 1e-5 between batch sizes."""
+CLOSE, CLOSE_SHARE = 1e-4, 1e-6
+"""In log-probability, and as a share of it: between batch sizes, float32 differs by less than half of their sum."""
 LOOP = 12
 """Tokens of the same, over and over."""
 TOKENS_PER_SENTENCE = 48
@@ -236,7 +236,7 @@ class Translator:
         )
         flags += ["loop"] if loops else []
         flags += ["empty"] if not alternatives[0].text.strip() else []
-        flags += ["close"] if min(hypothesis.margin for hypothesis in best) < CLOSE else []
+        flags += ["close"] if any(h.margin < CLOSE - CLOSE_SHARE * h.log_prob for h in best) else []
         tokens, alignment = self._details(line, best) if with_details else (None, None)
         first = alternatives[0]
         return Translation(first.text, first.score, first.log_prob, tuple(flags), alternatives, tokens, alignment)
