@@ -93,15 +93,19 @@ def test_perplexity_is_e_to_the_mean_loss(trained: Path) -> None:
             logits = translator.model(*(torch.from_numpy(ids) for ids in batch[:2])).logits_BTV[0]
         total -= sum(float(row.log_softmax(-1)[i]) for row, i in zip(logits, batch.target_out_BT[0], strict=True))
         n += len(target_ids) + 1
-    assert perplexity_of(translator, sources, references, None) == pytest.approx(math.exp(total / n), rel=1e-4)
+    value, n_left_out = perplexity_of(translator, sources, references, None)
+    assert value == pytest.approx(math.exp(total / n), rel=1e-4)
+    assert n_left_out == 0
 
 
 def test_perplexity_leaves_out_what_the_model_cannot_take_whole(trained: Path) -> None:
     translator = Translator.load(trained, device="cpu")
-    short = perplexity_of(translator, ["Das ist gut."], ["That is good."], None)
-    both = perplexity_of(translator, ["Das ist gut.", "Das ist gut. " * 500], ["That is good."] * 2, None)
+    short, n_left_out = perplexity_of(translator, ["Das ist gut."], ["That is good."], None)
+    assert n_left_out == 0
+    both, n_left_out = perplexity_of(translator, ["Das ist gut.", "Das ist gut. " * 500], ["That is good."] * 2, None)
     assert both == pytest.approx(short)
-    assert perplexity_of(translator, ["Das ist gut. " * 500], ["That is good."], None) is None
+    assert n_left_out == 1
+    assert perplexity_of(translator, ["Das ist gut. " * 500], ["That is good."], None) == (None, 1)
 
 
 def test_an_evaluation_says_what_is_less_than_it_should_be() -> None:

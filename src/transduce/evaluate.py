@@ -57,8 +57,9 @@ class Evaluation:
     length_ratio: float
     exact_match: float
     perplexity: float | None
-    """Per token of the references, as the model's own subwords divide them, of those that it need not split. None
-    where there is no model."""
+    """Per token of the references, as the model's own subwords divide them. None where there is no model."""
+    n_without_perplexity: int
+    """Sentences longer than the model was trained on, which do not count for it."""
     flags: dict[str, int]
     """How many translations are less than they should be, and in what way."""
     by_length: list[LengthGroup]
@@ -78,11 +79,11 @@ def evaluate(
     translations: Sequence[Translation],
     *,
     other: Sequence[str] | None = None,
-    perplexity: float | None = None,
+    perplexity: tuple[float | None, int] = (None, 0),
     n_bootstrap: int = 1000,
     with_compound_split: bool = False,
 ) -> Evaluation:
-    """`other`: translations of the same by someone else, to compare with."""
+    """`other`: translations of the same by someone else, to compare with. `perplexity`: as `perplexity_of` gives it."""
     hypotheses = [translation.text for translation in translations]
     found = scores(hypotheses, references, n_bootstrap)
     if with_compound_split:
@@ -103,7 +104,8 @@ def evaluate(
         scores=found,
         length_ratio=length_ratio(hypotheses, references),
         exact_match=exact_match(hypotheses, references),
-        perplexity=perplexity,
+        perplexity=perplexity[0],
+        n_without_perplexity=perplexity[1],
         flags=flags,
         by_length=by_length(hypotheses, references, [len(source.split()) for source in sources]) if sources else [],
         worst=sorted(lines, key=lambda line: line.chrf)[:N_WORST],
@@ -161,7 +163,7 @@ def evaluate_files(
         "source": sha256_of(sources) if sources is not None else None, "reference": sha256_of(references),
         "decode": None, "device": None, "dtype": None,
     }  # fmt: skip
-    perplexity = None
+    perplexity: tuple[float | None, int] = (None, 0)
     if (translator := loaded.get(model)) is not None and sources is not None:
         perplexity = perplexity_of(translator, sources, references, to)
         dtype = next(translator.model.parameters()).dtype
@@ -213,10 +215,10 @@ def sha256_of(lines: Sequence[str]) -> str:
 @torch.no_grad()
 def perplexity_of(
     translator: Translator, sources: Sequence[str], references: Sequence[str], to: str | None
-) -> float | None:
+) -> tuple[float | None, int]:
     """Of the references, given the sources: e to the mean loss of a token, end marks counted, without smoothing.
 
-    Of those whose both sides are no longer than the model was trained on: None where there is none.
+    Pairs with a side longer than the model was trained on are left out; their number comes second.
     """
     config, tag = translator.config.model, translator.tag_for(to)
     encoded = [translator.subwords.encode(side) for side in (sources, references)]
@@ -237,7 +239,7 @@ def perplexity_of(
             logits_BTV.flatten(0, 1), target_out_BT.flatten(), ignore_index=config.pad_id, reduction="sum"
         )
         total, n_tokens = total + float(loss), n_tokens + batch.n_target_tokens
-    return math.exp(min(total / n_tokens, 700.0)) if n_tokens else None
+    return (math.exp(min(total / n_tokens, 700.0)) if n_tokens else None), len(sources) - len(pairs)
 
 
 def _some(pairs: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -416,7 +416,8 @@ def show_evaluation(console: Console, evaluation: Evaluation) -> None:
         interval = f"{score.interval[0]:.1f} to {score.interval[1]:.1f}" if score.interval else ""
         table.add_row(score.name, f"{score.value:.1f}", interval, escape(score.signature))
     if evaluation.perplexity is not None:
-        table.add_row("perplexity", f"{evaluation.perplexity:.2f}", "", "per subword of the references")
+        left_out = f", {n:,} long ones left out" if (n := evaluation.n_without_perplexity) else ""
+        table.add_row("perplexity", f"{evaluation.perplexity:.2f}", "", f"per subword of the references{left_out}")
     table.add_row("length ratio", f"{evaluation.length_ratio:.3f}", "", "tokens of BLEU")
     table.add_row("exact match", f"{100 * evaluation.exact_match:.1f}%", "", "")
     console.print(table)

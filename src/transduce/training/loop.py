@@ -41,6 +41,8 @@ Tensors = tuple[Tensor, Tensor, Tensor]
 LOG_EVERY = 20
 DISK_BYTES_PER_SECOND = 3e8
 """A guess at what a checkpoint takes, which a forecast needs."""
+CALIBRATE_JUDGED = 32
+"""Validation pairs that are translated to see how long that takes."""
 KEEP_LAST = 2
 """Checkpoints with moments: the newest, and one more in case it is damaged."""
 
@@ -94,6 +96,9 @@ class Speed(NamedTuple):
 
     seconds_per_step: float
     seconds_per_validation: float
+    """Of the loss alone."""
+    seconds_per_translation: float
+    """Of a validation pair, by a model that has learnt nothing: later they are shorter."""
     seconds_per_save: float
     tokens_per_second: float
     memory_bytes: int
@@ -119,9 +124,9 @@ class Trainer:
         tell: Tell,
         first_weights: Mapping[str, Tensor] | None = None,
         describe: Callable[[list[list[list[int]]]], Any] = lambda pairs: pairs,
-        judge: Callable[[Transformer], dict[str, Any]] = lambda model: {},
+        judge: Callable[[Transformer, int], dict[str, Any]] = lambda model, n: {},
     ) -> None:
-        """`describe` makes of pairs of ids what a person can read; `judge` says how well a model translates."""
+        """`describe` makes of pairs of ids what a person can read; `judge` says how well so many are translated."""
         self.folder, self.config, self.choices, self.group, self.tell = folder, config, choices, group, tell
         self.examples, self.valid_examples, self.first_weights = train, valid, first_weights
         self.describe, self._judge = describe, judge
@@ -172,10 +177,14 @@ class Trainer:
         began = time.perf_counter()
         if len(self.valid_examples):
             self.validation_loss()
-            self.judge()
+        seconds_per_validation, began = time.perf_counter() - began, time.perf_counter()
+        n_judged = min(CALIBRATE_JUDGED, self.config.train.valid_translations)
+        if len(self.valid_examples):
+            self.judge(n_judged)
         speed = Speed(
             seconds_per_step=spent / n_steps,
-            seconds_per_validation=time.perf_counter() - began,
+            seconds_per_validation=seconds_per_validation,
+            seconds_per_translation=(time.perf_counter() - began) / max(1, n_judged),
             seconds_per_save=16 * sum(p.numel() for p in self.parameters) / DISK_BYTES_PER_SECOND,
             tokens_per_second=n_tokens / spent,
             memory_bytes=self.memory_bytes(),
@@ -370,17 +379,21 @@ class Trainer:
         self.state.losses[self.state.step] = valid.loss
         self.tell({
             "event": "valid", "step": self.state.step, "loss": valid.loss, "perplexity": valid.perplexity,
-            "accuracy": valid.accuracy, "is_best": self.state.best_step() == self.state.step, **self.judge(),
+            "accuracy": valid.accuracy, "is_best": self.state.best_step() == self.state.step, **self._judged(),
         })  # fmt: skip
         return valid
 
-    def judge(self) -> dict[str, Any]:
+    def _judged(self) -> dict[str, Any]:
+        n = self.config.train.valid_translations
+        return self.judge(n) if n and len(self.valid_examples) else {}
+
+    def judge(self, n: int) -> dict[str, Any]:
         """By real translations, of the first rank alone: the others wait for it at the next step."""
         if not self.group.is_first:
             return {}
         self.model.eval()
         with self.choices.autocast():
-            found = self._judge(self.model)
+            found = self._judge(self.model, n)
         self.model.train()
         return found
 
@@ -482,7 +495,7 @@ class Trainer:
                            "accuracy": valid and valid.accuracy}  # fmt: skip
         taken = min(found, key=lambda name: found[name]["loss"] or 0.0)
         self.model.load_weights(self._average(found[taken]["steps"]))
-        return {"taken": taken, "candidates": found, **(self.judge() if len(self.valid_examples) else {})}
+        return {"taken": taken, "candidates": found, **self._judged()}
 
     def _average(self, chosen: Sequence[int]) -> dict[str, Tensor]:
         return average([self.folder / SNAPSHOTS / name_of(step) for step in chosen])

@@ -279,21 +279,26 @@ def longest_of(prepared: Prepared) -> int:
 
 def in_time(config: RunConfig, speed: Speed, budget: float | None, spent: float) -> RunConfig:
     """Steps that fill the budget, and from them, or from the minutes between checkpoints, how often to save."""
-    train = config.train
-    seconds_per_milestone = speed.seconds_per_validation + speed.seconds_per_save
-    n_milestones = N_MILESTONES
+    train, n_milestones = config.train, N_MILESTONES
     if budget is not None:
+        # Half of what milestones may take is for translations: fewer of them where time is short.
+        seconds = MILESTONES_SHARE * budget / LEAST_MILESTONES / 2
+        n_judged = min(train.valid_translations, int(seconds / max(speed.seconds_per_translation, 1e-9)))
+        train = replace(train, valid_translations=n_judged)
+        seconds_to_judge = n_judged * speed.seconds_per_translation
+        seconds_per_milestone = speed.seconds_per_validation + speed.seconds_per_save + seconds_to_judge
         affordable = int(MILESTONES_SHARE * budget / seconds_per_milestone)
         n_milestones = max(LEAST_MILESTONES, min(N_MILESTONES, affordable))
         # At the end, three candidates for the final model are compared, and heads are asked how they align.
-        room = budget * (1 - MARGIN) - spent - (n_milestones + 3) * seconds_per_milestone - ALIGN_SECONDS
+        to_finish = 3 * speed.seconds_per_validation + seconds_to_judge + ALIGN_SECONDS
+        room = budget * (1 - MARGIN) - spent - n_milestones * seconds_per_milestone - to_finish
         max_steps = int(room / speed.seconds_per_step)
         if max_steps < 1:
             raise ConfigError(
                 f"--budget is {budget:.0f} s, of which {spent:.0f} s went by before the first step: give more time, "
                 "or a smaller --size"
             )
-        train = with_steps(config, max_steps).train
+        train = with_steps(replace(config, train=train), max_steps).train
     if train.checkpoint_steps is None:
         by_minutes = int(60 * train.checkpoint_minutes / speed.seconds_per_step)
         train = replace(train, checkpoint_steps=max(1, min(by_minutes, -(-train.max_steps // n_milestones))))
@@ -342,35 +347,30 @@ def _trainer(
     return Trainer(folder, config, choices, prepared.train, prepared.valid, alone, tell, weights, describe, judge)
 
 
-def judge_on(prepared: Prepared, config: RunConfig) -> Callable[[Transformer], dict[str, Any]]:
-    """BLEU of greedy translations of some validation pairs, spread over all, and a few of them to look at."""
-    n = min(config.train.valid_translations, len(prepared.valid))
-    rows = [int(row) for row in np.linspace(0, len(prepared.valid) - 1, n)]
-    pairs = [prepared.valid.pair(row) for row in rows]
-    sources, references = (prepared.subwords.decode([pair[side].tolist() for pair in pairs]) for side in (0, 1))
+def judge_on(prepared: Prepared, config: RunConfig) -> Callable[[Transformer, int], dict[str, Any]]:
+    """BLEU of greedy translations of so many validation pairs, spread over all, and a few of them to look at."""
     languages: dict[tuple[int, ...], str] = {
         (prepared.subwords.tag(name),): name for name in prepared.report.tagged_languages
     }
-    wanted = [languages.get(tuple(prepared.valid.tag(row))) for row in rows]
     # Few extra tokens: a model that has learnt little never ends, and would make the first validations the longest.
     settings = replace(config.decode, method="beam", beam_size=1, n_best=1, max_extra_tokens=JUDGED_EXTRA_TOKENS)
     origin = origin_of(prepared)
 
-    def judge(model: Transformer) -> dict[str, Any]:
-        if not rows:
-            return {}
+    def judge(model: Transformer, n: int) -> dict[str, Any]:
+        rows = [int(row) for row in np.linspace(0, len(prepared.valid) - 1, min(n, len(prepared.valid)))]
+        pairs = [prepared.valid.pair(row) for row in rows]
+        sources, references = (prepared.subwords.decode([pair[side].tolist() for pair in pairs]) for side in (0, 1))
+        wanted = [languages.get(tuple(prepared.valid.tag(row))) for row in rows]
         translator = Translator(model, config, prepared.subwords, origin, settings=settings)
-        texts = [""] * n
+        texts = [""] * len(rows)
         for language in dict.fromkeys(wanted):
             places = [place for place, name in enumerate(wanted) if name == language]
             found = translator.translate([sources[place] for place in places], language)
             for place, translation in zip(places, found, strict=True):
                 texts[place] = translation.text
         score = bleu(texts, references, n_bootstrap=0)
-        shown = range(0, n, max(1, n // N_SHOWN))
-        samples = [
-            {"source": sources[i], "reference": references[i], "translation": texts[i]} for i in list(shown)[:N_SHOWN]
-        ]
+        shown = list(range(0, len(rows), max(1, len(rows) // N_SHOWN)))[:N_SHOWN]
+        samples = [{"source": sources[i], "reference": references[i], "translation": texts[i]} for i in shown]
         return {"bleu": score.value, "bleu_signature": score.signature, "samples": samples}
 
     return judge
