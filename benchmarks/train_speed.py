@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from experiments.passport import passport, write_result
 from transduce import ModelConfig, RunConfig, Transformer
 from transduce.config import PRESETS
-from transduce.fast.loss import projected_loss
-from transduce.training.recipe import adam, loss
+from transduce.training.recipe import adam, loss, model_loss
 
 LENGTH = 32
 OURS = ("ours", "ours compiled")
@@ -113,11 +112,8 @@ def make_step(
     def loss_of(source_BS: Tensor, target_in_BT: Tensor, target_out_BT: Tensor) -> Tensor:
         with torch.autocast(device, torch.bfloat16, enabled=bf16):
             if isinstance(model, Ours) and device == "cpu":  # as the trainer does it
-                x_BTD, _ = model.model.decode(target_in_BT, model.model.encode(source_BS))
-                W_VD, smoothing = model.model.embedding.output_projection, config.train.label_smoothing
-                target_N = target_out_BT.flatten()
-                total = projected_loss(x_BTD.flatten(0, 1), W_VD, None, target_N, smoothing, config.model.pad_id)
-                return total / (target_N != config.model.pad_id).sum()
+                smoothing, n = config.train.label_smoothing, (target_out_BT != config.model.pad_id).sum()
+                return model_loss(model.model, source_BS, target_in_BT, target_out_BT, smoothing, in_chunks=True) / n
             logits_BTV = model(source_BS, target_in_BT)
         loss_sum, n_tokens = loss(logits_BTV, target_out_BT, config.train.label_smoothing, config.model.pad_id)
         return loss_sum / n_tokens

@@ -26,7 +26,7 @@ def transduce(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="session")
-def test_files(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def both_files(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     prepared = Prepared(trained / "prepared")
     pairs = [prepared.valid.pair(row) for row in range(60)]
     folder = tmp_path_factory.mktemp("test")
@@ -36,8 +36,8 @@ def test_files(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return folder / "test.de", folder / "test.en"
 
 
-def test_a_model_is_scored_and_its_card_keeps_it(trained: Path, test_files: tuple[Path, Path]) -> None:
-    source, reference = test_files
+def test_a_model_is_scored_and_its_card_keeps_it(trained: Path, both_files: tuple[Path, Path]) -> None:
+    source, reference = both_files
     card = trained / "model" / "card.json"
     card.unlink(missing_ok=True)
     both = ["--source", str(source), "--reference", str(reference), "--beam", "1", "--device", "cpu"]

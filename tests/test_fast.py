@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.primes import prime_config, random_ids, random_model
 from transduce.fast import loss as fast_loss
 from transduce.fast.loss import projected_loss
-from transduce.training.recipe import loss
+from transduce.training.recipe import loss, model_loss
 
 PAD = 0
 
@@ -34,6 +35,20 @@ def test_the_projected_loss_is_projection_and_loss(
     (slow / 7).backward()
     for x, y in zip(ours, theirs, strict=True):
         torch.testing.assert_close(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("output_bias", [False, True])
+def test_a_pass_has_the_same_loss_and_gradients_in_chunks(output_bias: bool) -> None:
+    config = prime_config(output_bias=output_bias, dropout=0.0)
+    source_BS, target_BT = random_ids(config)
+    found = []
+    for in_chunks in (False, True):
+        model = random_model(config, torch.float64).train()
+        total = model_loss(model, source_BS, target_BT, target_BT, 0.1, in_chunks=in_chunks)
+        total.backward()
+        found.append([total.detach(), *(p.grad for p in model.parameters())])
+    for slow, fast in zip(*found, strict=True):
+        torch.testing.assert_close(fast, slow)
 
 
 def test_the_projected_loss_in_bfloat16_is_as_near_as_its_twin() -> None:

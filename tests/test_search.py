@@ -15,7 +15,18 @@ from torch import Tensor
 
 from tests.primes import prime_config
 from transduce import DecodeConfig, Transformer, greedy
-from transduce.decoding import Beams, Hypothesis, Rules, Sentence, limit_of, narrow, repeats, search, uniform
+from transduce.decoding import (
+    Beams,
+    Hypothesis,
+    Rules,
+    Sentence,
+    _first_of_equals,
+    limit_of,
+    narrow,
+    repeats,
+    search,
+    uniform,
+)
 
 CONFIG = prime_config()
 A, B, C, END = 5, 7, 11, CONFIG.eos_id
@@ -349,6 +360,12 @@ def test_of_any_number_of_equals_the_first_are_taken() -> None:
     assert (found.ids, found.margin) == ([first], 0.0)
     (several,) = find(everything, 3, beam_size=3, n_best=3, length_alpha=0.0)
     assert all(h.margin == 0.0 for h in several)
+    # Beside a sentence with equals, one without: it keeps its own order.
+    value_BC, place_BC = _first_of_equals(
+        torch.tensor([[1.0, 5.0, 5.0, 5.0, 5.0, 0.0], [1.0, 9.0, 3.0, 7.0, 3.0, 3.0]]), 3, torch.tensor([[2], [2]])
+    )
+    assert place_BC[:, :2].tolist() == [[1, 2], [1, 3]]
+    assert value_BC.tolist() == [[5, 5, 5], [9, 7, 3]]
 
 
 def test_where_nothing_may_be_said_nothing_is() -> None:

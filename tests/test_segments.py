@@ -32,6 +32,7 @@ def test_then_between_clauses_then_between_words_then_anywhere() -> None:
     assert [s.text for s in split(text, words, 4)] == ["one two, three four;", "five six seven eight", "nine. Ten."]
     assert [s.text for s in split("abcdefghijkl mn", len, 4)] == ["abc", "def", "ghi", "jkl", "mn"]
     assert [s.text for s in split("你好。再见。", len, 3)] == ["你好。", "再见。"]
+    assert [s.text for s in split("aa\u0301\u0301", len, 1)] == ["a", "a\u0301\u0301"]
 
 
 def test_gaps_are_kept_as_they_were() -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transduce.checkpoint import AlignmentHeads
+from transduce.data.batches import make_batch
 from transduce.data.subword import SPACE_MARK
 from transduce.model import Output, Transformer
 
@@ -114,14 +115,9 @@ def _n_right(found: Sequence[tuple[NDArray[np.float32], NDArray[np.int64]]]) -> 
 
 def memory_attention(model: Transformer, pairs: Sequence[Pair], device: torch.device | str) -> Tensor:
     """weight_LBHTS, forced along the targets. Place 0 of T is where the first target token is asked for."""
-    config = model.config
-    n_source, n_target = (max(len(pair[side]) for pair in pairs) + 1 for side in (0, 1))
-    source_BS = torch.full((len(pairs), n_source), config.pad_id)
-    target_in_BT = torch.full((len(pairs), n_target), config.pad_id)
-    for b, (source, target) in enumerate(pairs):
-        source_BS[b, : len(source) + 1] = torch.tensor([*source, config.eos_id])
-        target_in_BT[b, : len(target) + 1] = torch.tensor([config.bos_id, *target])
-    output: Output = model(source_BS.to(device), target_in_BT.to(device), with_attention=True)
+    batch = make_batch(pairs, model.config)
+    source_BS, target_in_BT = (torch.from_numpy(ids).to(device) for ids in batch[:2])
+    output: Output = model(source_BS, target_in_BT, with_attention=True)
     assert output.attention is not None
     return output.attention.memory_LBHTS
 
@@ -142,14 +138,17 @@ def words_of(pieces: Sequence[str]) -> list[int | None]:
     return words
 
 
+def n_words(words: Sequence[int | None]) -> int:
+    return max((word for word in words if word is not None), default=-1) + 1
+
+
 def word_links(weight_TS: Tensor, source_words: Sequence[int | None], target_words: Sequence[int | None]) -> list[Link]:
     """For each target word the source word that it looks at most; none where it looks most at the end of the text.
 
     weight_TS has a row for each target piece, and a column for each source piece and one for the end mark.
     """
-    n_source = max((word for word in source_words if word is not None), default=-1) + 1
-    n_target = max((word for word in target_words if word is not None), default=-1) + 1
-    weight = np.zeros((n_target, n_source + 1))
+    n_source = n_words(source_words)
+    weight = np.zeros((n_words(target_words), n_source + 1))
     columns = [n_source if word is None else word for word in (*source_words, None)]
     for row, word in zip(weight_TS.double().numpy(), target_words, strict=True):
         if word is not None:

@@ -157,6 +157,7 @@ VocabSize = Annotated[
     int | None, typer.Option(min=1, help="Subword entries. From the size of the corpus when not given.")
 ]
 KeepAll = Annotated[bool, typer.Option("--keep-all", help="Do not clean: keep every pair as it is.")]
+Device = Annotated[str | None, typer.Option(metavar="cpu|cuda", help="A GPU where there is one.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
@@ -268,7 +269,7 @@ def train_command(
     from_model: Annotated[
         str | None, typer.Option("--from", metavar="MODEL", help="A model or a run to begin from.")
     ] = None,
-    device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="A GPU where there is one.")] = None,
+    device: Device = None,
     devices: Annotated[int, typer.Option(min=1, help="Processes, one for each GPU, or on the cores of a CPU.")] = 1,
     batch_tokens: Annotated[
         str | None, typer.Option(metavar="N|auto", help="Tokens of a step; auto: in passes as large as fit.")
@@ -329,7 +330,6 @@ def train_command(
 
 # What translate and evaluate both take.
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or a run.")]
-Device = Annotated[str | None, typer.Option(metavar="cpu|cuda", help="A GPU where there is one.")]
 Beam = Annotated[
     int | None, typer.Option(min=1, help="Hypotheses kept; 1 is greedy search. The model's when not given.")
 ]

@@ -125,16 +125,13 @@ def best(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
     n_kept, n_vocabulary = log_prob_BKV.shape[1:]
     candidate_BC = (allowed_BKV + beams.log_prob_BK[..., None]).flatten(1)
     n_candidates = min(n_kept + 1, candidate_BC.shape[1])  # one more than can stay, to see how close it was
-    value_BC, place_BC = candidate_BC.topk(n_candidates)
-    if bool((value_BC[:, 1:] == value_BC[:, :-1]).any()):  # of equals, topk takes any: then the slow way, which is rare
-        value_BC, place_BC = candidate_BC.sort(descending=True, stable=True)
-        value_BC, place_BC = value_BC[:, :n_candidates], place_BC[:, :n_candidates]
+    n_open_B1 = (n_kept - beams.n_ended_B)[:, None]
+    value_BC, place_BC = _first_of_equals(candidate_BC, n_candidates, n_open_B1)
     if n_candidates <= n_kept:
         fill = n_kept + 1 - n_candidates
         value_BC = torch.nn.functional.pad(value_BC, (0, fill), value=-torch.inf)
         place_BC = torch.nn.functional.pad(place_BC, (0, fill))
     rank_C = torch.arange(n_kept + 1, device=value_BC.device)
-    n_open_B1 = (n_kept - beams.n_ended_B)[:, None]
     last_in_B, first_out_B = value_BC.gather(1, (n_open_B1 - 1).clamp(min=0))[:, 0], value_BC.gather(1, n_open_B1)[:, 0]
     value_BC = value_BC.masked_fill(rank_C >= n_open_B1, -torch.inf)
     return Chosen(
@@ -145,14 +142,28 @@ def best(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
     )
 
 
+def _first_of_equals(candidate_BC: Tensor, n: int, n_open_B1: Tensor) -> tuple[Tensor, Tensor]:
+    """The n highest and where they stand; of equals, among those that stay, the first first."""
+    value_BC, place_BC = candidate_BC.topk(n)
+    place_BC, order_BC = place_BC.sort()
+    value_BC, rank_BC = value_BC.gather(1, order_BC).sort(descending=True, stable=True)
+    place_BC = place_BC.gather(1, rank_BC)
+    # topk takes any of equals. Where they reach from the last that stays to the end, it may have left out the first.
+    last_in_B1 = value_BC.gather(1, (n_open_B1 - 1).clamp(0, n - 1))
+    tied_B = ((last_in_B1 == value_BC[:, -1:]) & (last_in_B1 > -torch.inf))[:, 0].nonzero()[:, 0]
+    if len(tied_B):
+        sorted_BC = candidate_BC[tied_B].sort(descending=True, stable=True)
+        value_BC[tied_B], place_BC[tied_B] = sorted_BC.values[:, :n], sorted_BC.indices[:, :n]
+    return value_BC, place_BC
+
+
 def sampler(settings: DecodeConfig) -> Choose:
     """Each hypothesis goes on by a token that is drawn. The draw follows from seed, sentence, place and step alone."""
 
     def draw(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
         most_BK1 = allowed_BKV.max(-1, keepdim=True).values
         is_stuck_BK1 = most_BK1 == -torch.inf  # nothing may follow
-        scaled_BKV = ((allowed_BKV - most_BK1) / settings.temperature).masked_fill(is_stuck_BK1, 0.0)
-        scaled_BKV = narrow(scaled_BKV, settings.top_k, settings.top_p)
+        scaled_BKV = narrow((allowed_BKV - most_BK1) / settings.temperature, settings.top_k, settings.top_p)
         sorted_BKV, token_BKV = scaled_BKV.sort(descending=True, stable=True)
         mass_BKV = sorted_BKV.softmax(-1).cumsum(-1)
         K = torch.arange(mass_BKV.shape[1], device=mass_BKV.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -95,10 +96,6 @@ def evaluate(
             sources or [""] * len(references), references, translations, chrf, strict=True
         )
     ]
-    flags: dict[str, int] = {}
-    for translation in translations:
-        for flag in translation.flags:
-            flags[flag] = flags.get(flag, 0) + 1
     return Evaluation(
         n_sentences=len(lines),
         scores=found,
@@ -106,7 +103,7 @@ def evaluate(
         exact_match=exact_match(hypotheses, references),
         perplexity=perplexity[0],
         n_without_perplexity=perplexity[1],
-        flags=flags,
+        flags=dict(Counter(flag for translation in translations for flag in translation.flags)),
         by_length=by_length(hypotheses, references, [len(source.split()) for source in sources]) if sources else [],
         worst=sorted(lines, key=lambda line: line.chrf)[:N_WORST],
         comparison=paired(hypotheses, other, references, n_bootstrap or 1000) if other is not None else [],

@@ -61,13 +61,13 @@ def _cut(whole: Segment, boundary: re.Pattern[str]) -> Iterator[Segment]:
 
 
 def _halves(whole: Segment) -> Iterator[Segment]:
-    """Not before a mark that belongs to the character before it."""
-    middle = len(whole.text) // 2
-    while middle < len(whole.text) and _goes_on(whole.text[middle - 1], whole.text[middle]):
-        middle += 1
-    if middle < len(whole.text):
-        yield Segment(whole.text[:middle], "")
-        yield Segment(whole.text[middle:], whole.gap)
+    """Cut as near the middle as may be: not before a mark that belongs to the character before it."""
+    text, middle = whole.text, len(whole.text) // 2
+    places = [place for place in range(1, len(text)) if not _goes_on(text[place - 1], text[place])]
+    if places:
+        place = min(places, key=lambda place: abs(place - middle))
+        yield Segment(text[:place], "")
+        yield Segment(text[place:], whole.gap)
     else:
         yield whole
 

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.alignment import Link, word_links, words_of
+from transduce.alignment import Link, n_words, word_links, words_of
 from transduce.checkpoint import AlignmentHeads, Origin, load_model, load_origin, model_folder
 from transduce.config import DecodeConfig, RunConfig
 from transduce.data.subword import SUBWORDS, Subwords
@@ -265,8 +265,8 @@ class Translator:
                 found = word_links(weight_TS[:, len(line.tag) :], source_words, target_words)
                 links |= dict.fromkeys((s + n_source, t + n_target) for s, t in found)
             # Where there is no gap, the next part goes on with the same word.
-            n_source += max(0, _n_words(source_words) - (not segment.gap))
-            n_target += max(0, _n_words(target_words) - (not segment.gap))
+            n_source += max(0, n_words(source_words) - (not segment.gap))
+            n_target += max(0, n_words(target_words) - (not segment.gap))
         return tuple(tokens), (tuple(links) if self.heads is not None else None)
 
     @torch.no_grad()
@@ -293,10 +293,6 @@ class Translator:
 def _least(*bounds: int | None, less: int) -> int | None:
     known = [bound for bound in bounds if bound is not None]
     return max(1, min(known) - less) if known else None
-
-
-def _n_words(words: Sequence[int | None]) -> int:
-    return max((word for word in words if word is not None), default=-1) + 1
 
 
 class _Lines:

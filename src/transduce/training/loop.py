@@ -27,11 +27,10 @@ from transduce.config import RunConfig
 from transduce.data.batches import Batch, Examples, prefetch, steps
 from transduce.data.plan import Layout, make_layout
 from transduce.errors import TransduceError
-from transduce.fast.loss import projected_loss
 from transduce.model import Transformer
 from transduce.training.choices import Choices
 from transduce.training.distributed import Group
-from transduce.training.recipe import adam, learning_rate, loss
+from transduce.training.recipe import adam, learning_rate, loss, model_loss
 
 Tell = Callable[[dict[str, Any]], None]
 """Called with each event: its name under "event", its step, and what there is to say."""
@@ -339,14 +338,17 @@ class Trainer:
         return total
 
     def loss_of(self, source_BS: Tensor, target_in_BT: Tensor, target_out_BT: Tensor) -> Tensor:
-        label_smoothing, pad_id = self.config.train.label_smoothing, self.config.model.pad_id
+        # In chunks it is faster on a CPU; a GPU is still to be measured.
+        in_chunks = self.group.device.type == "cpu"
         with self.choices.autocast():
-            if self.group.device.type != "cpu":  # where the projected loss is still to be measured
-                logits_BTV = self.model(source_BS, target_in_BT).logits_BTV
-                return loss(logits_BTV, target_out_BT, label_smoothing, pad_id)[0]
-            x_BTD, _ = self.model.decode(target_in_BT, self.model.encode(source_BS))
-            W_VD, b_V = self.model.embedding.output_projection, self.model.embedding.output_bias
-            return projected_loss(x_BTD.flatten(0, 1), W_VD, b_V, target_out_BT.flatten(), label_smoothing, pad_id)
+            return model_loss(
+                self.model,
+                source_BS,
+                target_in_BT,
+                target_out_BT,
+                self.config.train.label_smoothing,
+                in_chunks=in_chunks,
+            )
 
     def _parts(self, batch: Tensors) -> Iterator[tuple[Tensor, ...]]:
         n_rows, limit = len(batch[0]), self.state.micro_limit

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transduce.config import TrainConfig
+from transduce.fast.loss import projected_loss
+from transduce.model import Transformer
 
 
 def loss(logits_BTV: Tensor, target_out_BT: Tensor, label_smoothing: float, pad_id: int) -> tuple[Tensor, Tensor]:
@@ -28,6 +30,24 @@ def loss(logits_BTV: Tensor, target_out_BT: Tensor, label_smoothing: float, pad_
         label_smoothing=label_smoothing,
     )
     return loss_sum, (target_out_BT != pad_id).sum()
+
+
+def model_loss(
+    model: Transformer,
+    source_BS: Tensor,
+    target_in_BT: Tensor,
+    target_out_BT: Tensor,
+    label_smoothing: float,
+    *,
+    in_chunks: bool,
+) -> Tensor:
+    """The summed loss of one pass. In chunks, the logits of all its tokens are never held at once: the same sum."""
+    if not in_chunks:
+        logits_BTV = model(source_BS, target_in_BT).logits_BTV
+        return loss(logits_BTV, target_out_BT, label_smoothing, model.config.pad_id)[0]
+    x_BTD, _ = model.decode(target_in_BT, model.encode(source_BS))
+    W_VD, b_V = model.embedding.output_projection, model.embedding.output_bias
+    return projected_loss(x_BTD.flatten(0, 1), W_VD, b_V, target_out_BT.flatten(), label_smoothing, model.config.pad_id)
 
 
 def learning_rate(step: int, d_model: int, warmup_steps: int) -> float:
