@@ -14,8 +14,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -73,10 +74,14 @@ def config_for(*settings: str) -> RunConfig:
 
 
 def trainer_for(
-    folder: Path, prepared: Prepared, config: RunConfig, tell: Callable[[Any], None] = lambda e: None
+    folder: Path,
+    prepared: Prepared,
+    config: RunConfig,
+    tell: Callable[[Any], None] = lambda e: None,
+    choices: Choices = CPU,
 ) -> Trainer:
     alone = Group(0, 1, torch.device("cpu"))
-    return Trainer(folder, config, CPU, prepared.train, prepared.valid, alone, tell)
+    return Trainer(folder, config, choices, prepared.train, prepared.valid, alone, tell)
 
 
 def first_share(trainer: Trainer, step: int = 0) -> Share:
@@ -93,10 +98,14 @@ def assert_same_bits(ours: dict[str, Tensor], others: dict[str, Tensor]) -> None
         assert torch.equal(W, others[name]), name
 
 
-def test_a_step_is_the_recipe(tmp_path: Path, prepared: Prepared) -> None:
+PACKED = pytest.param("packed", marks=pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux"))
+
+
+@pytest.mark.parametrize("way", ["plain", PACKED])
+def test_a_step_is_the_recipe(tmp_path: Path, prepared: Prepared, way: Literal["plain", "packed"]) -> None:
     """By hand: all pairs of the step in one batch, the loss per token, Adam with the rate of equation 3."""
-    config = with_model(config_for(), dropout=0.0)
-    trainer = trainer_for(tmp_path, prepared, config)
+    config = with_model(config_for(), dropout=0.0, d_k=16, d_v=16)
+    trainer = trainer_for(tmp_path, prepared, config, choices=replace(CPU, way=way))
     model = Transformer(config.model)
     model.load_weights(weights_of(trainer))
     optimiser = adam(model.parameters(), config.train)

@@ -277,6 +277,9 @@ def train_command(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The same bits each time on a GPU too.")
     ] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="On a GPU: passes as model.py has them, without our own kernels.")
+    ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard as well.")] = False,
     settings: Settings = None,
     quiet: Quiet = False,
@@ -319,6 +322,7 @@ def train_command(
         device=device,
         batch_tokens=batch_tokens,
         deterministic=deterministic,
+        plain=plain,
     )
     if devices > 1 and "RANK" not in os.environ:
         raise typer.Exit(start_ranks(devices, sys.argv[1:]))

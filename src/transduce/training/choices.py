@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -39,6 +40,9 @@ class Choices:
     """Positions of source and of target, padding counted, that go through the model at once."""
     deterministic: bool
     """On a GPU, the same bits each time, at some cost. On a CPU they always are."""
+    way: Literal["packed", "plain"] = "plain"
+    """Of the passes: by the kernels of `fast/`, or as `model.py` has it. A run from before there were two is plain."""
+    why_plain: str | None = None
 
     def apply(self) -> None:
         """To this process."""
@@ -54,15 +58,21 @@ class Choices:
         return torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16")
 
 
-def choose(config: RunConfig, device: str | None, n_ranks: int, longest: int, deterministic: bool) -> Choices:
+def choose(
+    config: RunConfig, device: str | None, n_ranks: int, longest: int, deterministic: bool, plain: bool = False
+) -> Choices:
     """`device` None: a GPU where there is one. `longest`: tokens of a sentence, which a pass must hold."""
     check_device(device)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     share = min(config.data.batch_tokens, max(longest, -(-config.data.batch_tokens // n_ranks)))
     if device == "cuda":
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        why_plain = "as asked for" if plain else why_not_packed(config.model, has_bf16)
         return Choices(
             device=device,
-            dtype="bfloat16" if torch.cuda.is_bf16_supported() else "float32",
+            way="packed" if why_plain is None else "plain",
+            why_plain=why_plain,
+            dtype="bfloat16" if has_bf16 else "float32",
             n_threads=torch.get_num_threads(),
             micro_tokens=share,
             deterministic=deterministic,
@@ -75,6 +85,17 @@ def choose(config: RunConfig, device: str | None, n_ranks: int, longest: int, de
         micro_tokens=min(share, max(longest, CPU_MICRO_TOKENS)),
         deterministic=deterministic,
     )
+
+
+def why_not_packed(config: ModelConfig, has_bf16: bool) -> str | None:
+    """In words; None where our own kernels can do it all."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if not has_bf16:
+        return "this GPU has no bfloat16"
+    from transduce.training.packed import why_not
+
+    return why_not(config)
 
 
 def check_device(device: str | None) -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ from transduce.model import Transformer
 from transduce.training.choices import Choices
 from transduce.training.distributed import Group
 from transduce.training.recipe import adam, learning_rate, loss, model_loss
+
+if TYPE_CHECKING:  # it needs Triton, which is not everywhere
+    from transduce.training.packed import PackedPasses
 
 Tell = Callable[[dict[str, Any]], None]
 """Called with each event: its name under "event", its step, and what there is to say."""
@@ -135,6 +138,7 @@ class Trainer:
         self.parameters = list(self.model.parameters())
         self.layout = self._layout_of(train, config.train.seed)
         self.valid_layout = self._layout_of(valid, seed=0) if len(valid) else None
+        self.packed = self._packed_passes() if choices.way == "packed" else None
         self.begin(config, group)
 
     def _layout_of(self, examples: Examples, seed: int) -> Layout:
@@ -143,6 +147,13 @@ class Trainer:
             *examples.lengths(), batch_tokens=settings.batch_tokens, n_shapes=settings.n_shapes, seed=seed,
             micro_tokens=micro_tokens,
         )  # fmt: skip
+
+    def _packed_passes(self) -> PackedPasses:
+        from transduce.training.packed import PackedPass, PackedPasses
+
+        dtype = torch.bfloat16 if self.choices.dtype == "bfloat16" else torch.float32
+        run = PackedPass(self.model, int(self.layout.shape_K2.max()), dtype)
+        return PackedPasses(run, self.choices.micro_tokens, self.config.train.label_smoothing)
 
     def begin(self, config: RunConfig, group: Group) -> None:
         """Everything as it is before the first step. What model and layout were made from may not differ."""
@@ -330,12 +341,18 @@ class Trainer:
         total = torch.zeros((), device=self.group.device)
         for number, batch in zip(share.numbers, share.batches, strict=True):
             for place, part in enumerate(self._parts(batch)):
-                torch.manual_seed(seed_of(self.config.train.seed, step, number, place))
-                loss_sum = self.loss_of(*(ids.to(self.group.device, non_blocking=True) for ids in part))
                 # Divided once, by the tokens of the whole step, which every rank knows from the plan.
-                (loss_sum / share.n_target_tokens).backward()
-                total += loss_sum.detach()
+                total += self._add_gradients(part, (step, number, place), 1 / share.n_target_tokens)
         return total
+
+    def _add_gradients(self, part: Sequence[Tensor], place: tuple[int, ...], factor: float) -> Tensor:
+        seed = seed_of(self.config.train.seed, *place)
+        if self.packed is not None:
+            return self.packed.add_gradients(part, [seed], factor)
+        torch.manual_seed(seed)
+        loss_sum = self.loss_of(*(ids.to(self.group.device, non_blocking=True) for ids in part))
+        (loss_sum * factor).backward()
+        return loss_sum.detach()
 
     def loss_of(self, source_BS: Tensor, target_in_BT: Tensor, target_out_BT: Tensor) -> Tensor:
         # In chunks it is faster on a CPU; a GPU is still to be measured.
@@ -367,6 +384,8 @@ class Trainer:
         self.state.micro_limit = largest // 2
         for p in self.parameters:
             p.grad = None
+        if self.packed is not None:
+            self.packed.forget()
         if self.group.device.type == "cuda":
             torch.cuda.empty_cache()
         self.tell({"event": "out of memory", "step": step, "micro_limit": self.state.micro_limit})

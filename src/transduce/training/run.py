@@ -77,6 +77,7 @@ class Request:
     device: str | None = None
     batch_tokens: str | None = None
     deterministic: bool = False
+    plain: bool = False
 
 
 @dataclass
@@ -199,7 +200,7 @@ def settle(folder: Path, request: Request, n_ranks: int, began: float, tell: Tel
         raise DataError(f"{prepared.folder} has other subwords than {request.from_model}: give the text instead")
     config, size = configure(request, prepared, parent)
     longest = longest_of(prepared)
-    choices = choose(config, request.device, n_ranks, longest, request.deterministic)
+    choices = choose(config, request.device, n_ranks, longest, request.deterministic, request.plain)
     trainer = _trainer(folder, parent, config, choices, prepared, tell)
     if request.batch_tokens == "auto" and (fits := trainer.fits()) < choices.micro_tokens:
         choices = replace(choices, micro_tokens=max(fits, longest))

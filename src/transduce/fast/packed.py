@@ -1,0 +1,228 @@
+"""Training's operations over tokens that stand one behind another without padding, each one kernel, for a GPU.
+
+What lies between matrix products is limited by memory, so that each stretch of it is one kernel. Nothing random is
+kept: which values dropout takes follows from a key and their place, forward and backward alike. The slow twins are what
+`model.py`, `ops.py` and `recipe.py` say in PyTorch; the tests hold both equal, by Triton's interpreter without a GPU.
+"""
+
+# Axes: N tokens, M tokens attended to, D = d_model, F = d_ff, V vocabulary, H heads, P all heads side by side.
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from transduce.fast import kernels
+
+N_PARTIALS = 512
+"""Programs of a kernel that also sums over all tokens: each leaves one partial sum, so that bits do not depend on
+which comes first."""
+
+
+# Dropout: each value has 24 bits of its own, mixed from its place and a key.
+
+
+class Dropout(NamedTuple):
+    """Dropout at one place of the model: its probability and key. Keys are on the device, so that a graph of kernels
+    that was recorded once can be replayed with others."""
+
+    probability: float
+    keys_P: Tensor
+    """int32, one for each place."""
+    place: int
+
+    @property
+    def threshold(self) -> int:
+        return round(self.probability * 2**24)
+
+    @property
+    def factor(self) -> float:
+        """Of what is kept."""
+        return 1 / (1 - self.threshold / 2**24)
+
+
+# Embedding
+
+
+def embed(
+    ids_N: Tensor, position_N: Tensor, table_VD: Tensor, position_TD: Tensor, dropout: Dropout, dtype: torch.dtype
+) -> Tensor:
+    """Dropout of sqrt(d_model) times the row of each id, plus the row of its position."""
+    n, d_model = len(ids_N), table_VD.shape[1]
+    out_ND = table_VD.new_empty(n, d_model, dtype=dtype)
+    kernels.embed_kernel[(n,)](
+        ids_N, position_N, table_VD, position_TD, out_ND, dropout.keys_P, dropout.place, dropout.threshold,
+        d_model**0.5, dropout.factor, d_model,
+        HAS_DROPOUT=dropout.probability > 0, C=triton.next_power_of_2(d_model),
+    )  # fmt: skip
+    return out_ND
+
+
+def drop(x_ND: Tensor, dropout: Dropout, factor: float = 1.0) -> Tensor:
+    """In float32, the values that dropout keeps times `factor`: also the way back through `embed`."""
+    out_ND = torch.empty_like(x_ND, dtype=torch.float32)
+    block = 1024
+    kernels.drop_kernel[(triton.cdiv(x_ND.numel(), block),)](
+        x_ND, out_ND, dropout.keys_P, dropout.place, dropout.threshold, factor * dropout.factor,
+        x_ND.numel(), HAS_DROPOUT=dropout.probability > 0, C=block,
+    )  # fmt: skip
+    return out_ND
+
+
+# Add & Norm
+
+
+class Normed(NamedTuple):
+    """What the way back through `add_and_norm` needs."""
+
+    sum_ND: Tensor
+    mean_N: Tensor
+    rate_N: Tensor
+    """One over the standard deviation."""
+
+
+def add_and_norm(
+    x_ND: Tensor, y_ND: Tensor, gain_D: Tensor, bias_D: Tensor, eps: float, dropout: Dropout
+) -> tuple[Tensor, Normed]:
+    n, d_model = x_ND.shape
+    out_ND, sum_ND = torch.empty_like(x_ND), torch.empty_like(x_ND)
+    mean_N, rate_N = (x_ND.new_empty(n, dtype=torch.float32) for _ in range(2))
+    columns, rows, warps = _norm_tile(d_model)
+    kernels.add_and_norm_kernel[(triton.cdiv(n, rows),)](
+        x_ND, y_ND, gain_D, bias_D, sum_ND, out_ND, mean_N, rate_N, dropout.keys_P, dropout.place, dropout.threshold,
+        dropout.factor, eps, n, d_model,
+        HAS_DROPOUT=dropout.probability > 0, R=rows, C=columns, num_warps=warps,
+    )  # fmt: skip
+    return out_ND, Normed(sum_ND, mean_N, rate_N)
+
+
+def _norm_tile(d_model: int) -> tuple[int, int, int]:
+    """Columns, rows, warps: some 2,048 values in a tile, 16 to a thread."""
+    columns = triton.next_power_of_2(d_model)
+    rows = max(1, 2048 // columns)
+    return columns, rows, max(1, min(8, rows * columns // 512))
+
+
+class NormGradients(NamedTuple):
+    x_ND: Tensor
+    y_ND: Tensor
+    gain_D: Tensor
+    bias_D: Tensor
+    y_sum_D: Tensor
+    """Of `y_ND` over the tokens: the gradient of a bias that was added to it."""
+
+
+def add_and_norm_backward(grad_ND: Tensor, normed: Normed, gain_D: Tensor, dropout: Dropout) -> NormGradients:
+    n, d_model = grad_ND.shape
+    has_dropout = dropout.probability > 0
+    grad_x_ND = torch.empty_like(grad_ND)
+    grad_y_ND = torch.empty_like(grad_ND) if has_dropout else grad_x_ND
+    columns, rows, warps = _norm_tile(d_model)
+    n_programs = min(N_PARTIALS, triton.cdiv(n, rows))
+    partial_P3D = grad_ND.new_empty(n_programs, 3, d_model, dtype=torch.float32)
+    kernels.add_and_norm_backward_kernel[(n_programs,)](
+        grad_ND, *normed, gain_D, grad_x_ND, grad_y_ND, partial_P3D, dropout.keys_P, dropout.place,
+        dropout.threshold, dropout.factor, n, d_model,
+        HAS_DROPOUT=has_dropout, R=rows, C=columns, num_warps=warps,
+    )  # fmt: skip
+    return NormGradients(grad_x_ND, grad_y_ND, *partial_P3D.sum(0))
+
+
+# max(0, x W + b): the way back
+
+
+def relu_backward_(grad_NF: Tensor, hidden_NF: Tensor) -> Tensor:
+    """Puts zeros where the activation was off. Returns what is left, summed over the tokens."""
+    n, d_ff = grad_NF.shape
+    rows, columns = 16, min(256, triton.next_power_of_2(d_ff))
+    n_programs = min(N_PARTIALS // 4, triton.cdiv(n, rows))
+    partial_PF = grad_NF.new_empty(n_programs, d_ff, dtype=torch.float32)
+    kernels.relu_backward_kernel[(n_programs, triton.cdiv(d_ff, columns))](
+        grad_NF, hidden_NF, partial_PF, n, d_ff, R=rows, C=columns
+    )
+    return partial_PF.sum(0)
+
+
+# Attention. A tile of queries meets all keys from the first to the last that any of them sees: mostly its own sentence.
+
+
+class Sight(NamedTuple):
+    """Who sees whom: query n the keys from first to before last, key m is seen by queries likewise. int32."""
+
+    first_N: Tensor
+    last_N: Tensor
+    seen_first_M: Tensor
+    seen_last_M: Tensor
+
+
+class Attended(NamedTuple):
+    """What the way back through `attend` needs, beside what went in."""
+
+    head_NP: Tensor
+    log_Z_HN: Tensor
+    """To the base of two."""
+
+
+TILE = 64
+
+
+class AttentionInputs(NamedTuple):
+    query_NP: Tensor
+    key_MP: Tensor
+    value_MP: Tensor
+
+
+def attend(inputs: AttentionInputs, sight: Sight, n_heads: int) -> Attended:
+    """Equation 1. Heads lie side by side in rows, which may lie in wider ones."""
+    query_NP, key_MP, value_MP = inputs
+    n, d_k, d_v = len(query_NP), query_NP.shape[1] // n_heads, value_MP.shape[1] // n_heads
+    head_NP = query_NP.new_empty(n, n_heads * d_v)
+    log_Z_HN = query_NP.new_empty(n_heads, n, dtype=torch.float32)
+    kernels.attend_kernel[(triton.cdiv(n, TILE), n_heads)](
+        *inputs, head_NP, log_Z_HN, sight.first_N, sight.last_N,
+        query_NP.stride(0), key_MP.stride(0), value_MP.stride(0), head_NP.stride(0),
+        n, d_k**-0.5, D_K=d_k, D_V=d_v, Q=TILE, M=TILE,
+    )  # fmt: skip
+    return Attended(head_NP, log_Z_HN)
+
+
+def attend_backward(
+    grad_NP: Tensor, inputs: AttentionInputs, attended: Attended, sight: Sight, n_heads: int, grads: AttentionInputs
+) -> None:
+    """Writes into `grads`, which may be parts of wider tensors."""
+    query_NP, key_MP, value_MP = inputs
+    n, m = len(query_NP), len(key_MP)
+    d_k, d_v = query_NP.shape[1] // n_heads, value_MP.shape[1] // n_heads
+    settings: dict[str, Any] = {"D_K": d_k, "D_V": d_v, "Q": TILE, "M": TILE}
+    along_HN = torch.empty_like(attended.log_Z_HN)
+    assert grad_NP.stride(0) == attended.head_NP.stride(0)
+    kernels.attend_backward_query_kernel[(triton.cdiv(n, TILE), n_heads)](
+        *inputs, attended.head_NP, grad_NP, attended.log_Z_HN, along_HN, grads.query_NP, sight.first_N, sight.last_N,
+        query_NP.stride(0), key_MP.stride(0), value_MP.stride(0), grad_NP.stride(0), grads.query_NP.stride(0),
+        n, d_k**-0.5, **settings,
+    )  # fmt: skip
+    kernels.attend_backward_key_kernel[(triton.cdiv(m, TILE), n_heads)](
+        *inputs, grad_NP, attended.log_Z_HN, along_HN, grads.key_MP, grads.value_MP, *sight,
+        query_NP.stride(0), key_MP.stride(0), value_MP.stride(0), grad_NP.stride(0),
+        grads.key_MP.stride(0), grads.value_MP.stride(0), n, m, d_k**-0.5, **settings,
+    )  # fmt: skip
+
+
+# The smoothed loss
+
+
+def loss_and_gradient_(
+    logits_NV: Tensor, target_N: Tensor, label_smoothing: float, pad_id: int, factor_1: Tensor
+) -> Tensor:
+    """The loss of each token; in place of the logits, their gradient times `factor_1`."""
+    n, n_vocabulary = logits_NV.shape
+    loss_N = logits_NV.new_empty(n, dtype=torch.float32)
+    block = min(4096, triton.next_power_of_2(n_vocabulary))
+    kernels.loss_kernel[(n,)](
+        logits_NV, target_N, loss_N, factor_1, label_smoothing, pad_id, logits_NV.stride(0), n_vocabulary,
+        C=block, num_warps=8 if block >= 2048 else 4,
+    )  # fmt: skip
+    return loss_N

@@ -1,0 +1,203 @@
+"""The pass without padding equals its slow twin: the model, autograd and the loss, on padded batches."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton is for Linux")
+
+from tests.primes import prime_config, random_model
+from transduce import ModelConfig, Transformer, ops
+from transduce.fast import packed as kernels
+from transduce.fast.packed import AttentionInputs, Dropout, Sight
+from transduce.training.packed import PackedPass, Shape, pack, unpack, why_not
+from transduce.training.recipe import loss, model_loss
+
+LENGTHS = [(3, 5), (9, 2), (1, 1), (70, 13), (4, 67)]
+"""Tokens of source and target. Some reach over two tiles."""
+
+
+def packed_config(**changes: Any) -> ModelConfig:
+    return prime_config(
+        **({"n_heads": 3, "d_k": 16, "d_v": 32, "n_encoder_layers": 1, "n_decoder_layers": 2, "dropout": 0.0} | changes)
+    )
+
+
+def padded_batch(config: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(3)
+    sources, targets = ([torch.randint(3, 37, (lengths[side],)) for lengths in LENGTHS] for side in (0, 1))
+    before = [F.pad(target[:-1], (1, 0), value=config.bos_id) for target in targets]
+    source_BS, target_in_BT, target_out_BT = (
+        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=config.pad_id)
+        for rows in (sources, before, targets)
+    )
+    return source_BS, target_in_BT, target_out_BT
+
+
+def packed_gradients(model: Transformer, batch: tuple[Tensor, ...], shape: Shape, seed: int = 0) -> Tensor:
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    ints = torch.from_numpy(pack([ids.numpy() for ids in batch], shape, [seed], model.config))
+    run = PackedPass(model, longest=71, dtype=torch.float32)
+    return run.add_gradients(unpack(ints, shape), 0.1, torch.tensor([0.25]))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"positions": "learned", "max_positions": 71},
+        {"attention_window": 6},
+        {"tied_embeddings": "two", "target_vocab_size": 43},
+        {"tied_embeddings": "none", "target_vocab_size": 43},
+        {"bos_id": 0},
+        {"norm_eps": 0.1},
+    ],
+    ids=str,
+)
+def test_the_same_loss_and_gradients_as_the_model_and_autograd(changes: dict[str, Any]) -> None:
+    config = packed_config(**changes)
+    batch = padded_batch(config)
+    fast = random_model(config, torch.float32).train()
+    slow = copy.deepcopy(fast).double()
+    expected = model_loss(slow, *batch, 0.1, in_chunks=False)
+    (expected * 0.25).backward()
+    found = packed_gradients(fast, batch, Shape(101, 97))
+    torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-5, atol=0)
+    for (name, p), q in zip(slow.named_parameters(), fast.named_parameters(), strict=True):
+        assert_near(q[1].grad, p.grad, name)
+
+
+def assert_near(found: Tensor | None, expected: Tensor | None, name: str, tolerance: float = 1e-4) -> None:
+    assert found is not None
+    assert expected is not None
+    assert (found - expected).norm() <= tolerance * expected.norm(), name
+
+
+def test_padding_behind_the_tokens_changes_nothing() -> None:
+    config = packed_config(dropout=0.3)
+    batch, found = padded_batch(config), []
+    for shape in (Shape(87, 88), Shape(192, 128)):
+        model = random_model(config, torch.float32).train()
+        found.append([packed_gradients(model, batch, shape), *(p.grad for p in model.parameters())])
+    for a, b in zip(*found, strict=True):
+        assert_near(a, b, "")
+
+
+def kept(keys_P: Tensor, place: int, shape: tuple[int, int], p: float) -> Tensor:
+    """What dropout keeps, times its factor: the slow twin of a few lines of Triton."""
+    low = 2**32 - 1
+    bits = (torch.arange(shape[0] * shape[1]) * 0x9E3779B9 + (int(keys_P[place]) & low)) & low
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        bits = ((bits ^ (bits >> shift)) * factor) & low
+    is_kept = ((bits ^ (bits >> 16)) >> 8) >= round(p * 2**24)
+    return is_kept.view(shape) / (1 - round(p * 2**24) / 2**24)
+
+
+def dropout_at(place: int, p: float) -> Dropout:
+    return Dropout(p, torch.tensor([5, -123456789, 2**31 - 1, 77], dtype=torch.int32), place)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize("shape", [(7, 22), (33, 64), (1100, 8)])
+def test_add_and_norm_there_and_back(p: float, shape: tuple[int, int]) -> None:
+    torch.manual_seed(1)
+    x, y, grad = (torch.randn(shape) for _ in range(3))
+    gain, bias = torch.randn(shape[1]), torch.randn(shape[1])
+    dropout = dropout_at(1, p)
+    out, normed = kernels.add_and_norm(x, y, gain, bias, 1e-3, dropout)
+    found = kernels.add_and_norm_backward(grad, normed, gain, dropout)
+
+    given = [tensor.double().requires_grad_() for tensor in (x, y, gain, bias)]
+    mask = kept(dropout.keys_P, 1, shape, p)
+    expected = F.layer_norm(given[0] + given[1] * mask, shape[1:], given[2], given[3], 1e-3)
+    expected.backward(grad.double())
+    assert_near(out, expected.detach(), "out", 1e-5)
+    for name, a, b in zip(["x", "y", "gain", "bias"], found, given, strict=False):
+        assert_near(a, b.grad, name, 1e-5)
+    assert given[1].grad is not None
+    assert_near(found.y_sum_D, given[1].grad.sum(0), "sum of y", 1e-5)
+
+
+def test_embedding_there_and_back() -> None:
+    torch.manual_seed(1)
+    ids, positions = torch.randint(0, 11, (40,), dtype=torch.int32), torch.randint(0, 5, (40,), dtype=torch.int32)
+    table, position_table, dropout = torch.randn(11, 22), torch.randn(5, 22), dropout_at(2, 0.25)
+    found = kernels.embed(ids, positions, table, position_table, dropout, torch.float32)
+    mask = kept(dropout.keys_P, 2, (40, 22), 0.25)
+    assert_near(found, (table[ids.long()] * 22**0.5 + position_table[positions.long()]) * mask, "out", 1e-6)
+    assert_near(kernels.drop(found, dropout), found * mask, "back", 1e-6)
+
+
+def test_dropout_takes_its_share_and_no_two_places_or_keys_take_the_same() -> None:
+    p, shape = 0.3, (200, 64)
+    keys = [torch.from_numpy(np.random.SeedSequence([seed]).generate_state(2).view(np.int32)) for seed in (1, 2)]
+    masks = [kept(own, place, shape, p) > 0 for own in keys for place in (0, 1)]
+    for mask in masks:
+        assert abs(float(mask.float().mean()) - 0.7) < 4 * (0.21 / mask.numel()) ** 0.5
+        for one, other in ((mask[:, 1:], mask[:, :-1]), (mask[1:], mask[:-1])):  # neighbours know nothing of each other
+            assert abs(float((one == other).float().mean()) - 0.58) < 4 * (0.25 / one.numel()) ** 0.5
+    for i, mask in enumerate(masks):
+        for other in masks[:i]:
+            assert abs(float((mask == other).float().mean()) - 0.58) < 4 * (0.25 / mask.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("sight", ["everything", "nothing", "gaps"])
+def test_attention_there_and_back_with_any_sight(sight: str) -> None:
+    """Queries and keys are parts of wider tensors, as they are in a pass."""
+    torch.manual_seed(1)
+    n, m, n_heads, d_v = 70, 140, 2, 32
+    wide = [torch.randn(n, 50), torch.randn(m, 130)]
+    inputs = AttentionInputs(wide[0][:, 3:35], wide[1][:, 5:37], wide[1][:, 40:104])
+    first_N = torch.zeros(n, dtype=torch.int32) if sight != "gaps" else torch.randint(0, 100, (n,), dtype=torch.int32)
+    reach = {"everything": m, "nothing": 0, "gaps": 40}[sight]
+    last_N = (first_N + reach).clamp(max=m)
+    visible_NM = (torch.arange(m) >= first_N[:, None]) & (torch.arange(m) < last_N[:, None])
+    # As wide as need be: what is seen of it is told exactly by the queries.
+    seen = Sight(first_N, last_N, torch.zeros(m, dtype=torch.int32), torch.full((m,), n, dtype=torch.int32))
+    attended = kernels.attend(inputs, seen, n_heads)
+    grad_NP = torch.randn(n, n_heads * d_v)
+    grads = AttentionInputs(*(torch.full_like(x, torch.nan) for x in inputs))
+    kernels.attend_backward(grad_NP, inputs, attended, seen, n_heads, grads)
+
+    given = [x.double().requires_grad_() for x in inputs]
+    heads = [x.unflatten(1, (n_heads, -1)).transpose(0, 1)[None] for x in given]
+    expected, _ = ops.attend(heads[0], heads[1], heads[2], ops.Visible(visible_NM[None]), 0.0)
+    expected_NP = expected[0].transpose(0, 1).flatten(1)
+    expected_NP.backward(grad_NP.double())
+    torch.testing.assert_close(attended.head_NP.double(), expected_NP.detach(), rtol=1e-4, atol=1e-5)
+    for a, b in zip(grads, given, strict=True):
+        assert b.grad is not None
+        torch.testing.assert_close(a.double(), b.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_vocabulary", [11, 4096, 5000])
+def test_the_loss_and_its_gradient(n_vocabulary: int) -> None:
+    """Some logits are too large for exp."""
+    torch.manual_seed(1)
+    logits_NV, target_N = torch.randn(9, n_vocabulary) * 5, torch.randint(1, 11, (9,), dtype=torch.int32)
+    logits_NV[0] += 1000
+    target_N[[2, 8]] = 0
+    given_NV = logits_NV.double().requires_grad_()
+    expected, _ = loss(given_NV[None], target_N[None].long(), 0.1, 0)
+    expected.backward()
+    assert given_NV.grad is not None
+    loss_N = kernels.loss_and_gradient_(logits_NV, target_N, 0.1, 0, torch.tensor([0.5]))
+    torch.testing.assert_close(loss_N.sum().double(), expected.detach(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(logits_NV.double(), given_NV.grad * 0.5, rtol=1e-3, atol=1e-6)
+
+
+def test_what_the_kernels_do_not_know_is_said() -> None:
+    assert why_not(packed_config()) is None
+    for changes in (
+        {"norm": "pre"}, {"activation": "gelu"}, {"attention_dropout": 0.1}, {"ffn_dropout": 0.1},
+        {"attention_bias": True}, {"output_bias": True}, {"d_k": 7},
+    ):  # fmt: skip
+        assert why_not(packed_config(**changes)) is not None, changes
