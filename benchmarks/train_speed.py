@@ -1,128 +1,110 @@
-"""Target tokens per second in training, ours beside peers: the same batch, loss, optimiser and precision, one run.
+"""Target tokens per second in training, ours beside peers: the same batch, loss and optimiser, side by side in one run.
 
-    python -m benchmarks.train_speed --quick                          # two cores, small
-    python -m benchmarks.train_speed --size base --device cuda        # one GPU
+    python benchmarks/train_speed.py --quick                          # two cores, small, within two minutes
+    python benchmarks/train_speed.py --size base
+    python benchmarks/train_speed.py --size base --device cuda        # one GPU
 
-Ways take turns, round after round, so that a noisy machine is noisy to all. The last line is `ratio R (low-high)`:
-ours over the fastest peer, the median of the rounds and the lowest and highest round. Synthetic ids, no padding.
+Each way is a process of its own: they take turns, round after round, so that a noisy machine is noisy to all. A peer
+runs in float32 or bf16, whichever is faster here (on a GPU: bf16, eager and compiled). On a CPU peers run twice, as
+they come and with the memory allocator set as our trainer sets it. The last line is `ratio R (low-high)`: ours over the
+fastest peer as it comes, the median of the rounds, the lowest and the highest. Synthetic ids, no padding.
 """
+
+# ruff: noqa: E402  # the path must be set before what lies on it is imported
 
 from __future__ import annotations
 
-import gc
 import importlib.util
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
-import torch.nn.functional as F
-import typer
-from torch import Tensor, nn
+sys.path[:0] = [str(Path(__file__).parents[1])]  # so that it can be run as a file too
 
+import torch
+import typer
+from torch import Tensor
+
+from benchmarks.peers import PEERS
 from experiments.passport import passport, write_result
-from transduce import ModelConfig, RunConfig, Transformer
+from transduce import RunConfig, Transformer
 from transduce.config import PRESETS
-from transduce.training.recipe import adam, loss, model_loss
+from transduce.fast.cpu import keep_memory
+from transduce.training.passes import written_passes
+from transduce.training.recipe import adam, loss
 
 LENGTH = 32
-OURS = ("ours", "ours compiled")
+OURS = "ours"
 
 
-class TorchTransformer(nn.Module):
-    """nn.Transformer as its tutorial uses it, with the paper's tied and scaled embedding around it."""
+@dataclass(frozen=True)
+class Way:
+    name: str
+    dtype: str = "float32"
+    compiled: bool = False
+    keeps_memory: bool = False
+    """The allocator as our trainer sets it."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.embedding = nn.Embedding(config.target_vocab_size, config.d_model)
-        self.position_TD: Tensor
-        self.register_buffer("position_TD", torch.randn(512, config.d_model))
-        self.dropout = nn.Dropout(config.dropout)
-        self.transformer = nn.Transformer(
-            config.d_model, config.n_heads, config.n_encoder_layers, config.n_decoder_layers, config.d_ff,
-            config.dropout, batch_first=True,
-        )  # fmt: skip
-        # The paper has no dropout on attention weights and inside the feed-forward network; it costs time.
-        for layer in (*self.transformer.encoder.layers, *self.transformer.decoder.layers):
-            layer.dropout.p = layer.self_attn.dropout = 0.0
-        for layer in self.transformer.decoder.layers:
-            layer.multihead_attn.dropout = 0.0
-
-    def embed(self, ids_BT: Tensor) -> Tensor:
-        x_BTD = self.embedding(ids_BT) * self.config.d_model**0.5 + self.position_TD[: ids_BT.shape[1]]
-        return self.dropout(x_BTD)  # type: ignore[no-any-return]
-
-    def forward(self, source_BS: Tensor, target_in_BT: Tensor) -> Tensor:
-        hidden_BS = source_BS == self.config.pad_id
-        ahead_TT = torch.ones(2 * target_in_BT.shape[1:], dtype=torch.bool, device=source_BS.device).triu(1)
-        x_BTD = self.transformer(
-            self.embed(source_BS), self.embed(target_in_BT), tgt_mask=ahead_TT, tgt_is_causal=True,
-            src_key_padding_mask=hidden_BS, memory_key_padding_mask=hidden_BS,
-        )  # fmt: skip
-        return F.linear(x_BTD, self.embedding.weight)
+    def __str__(self) -> str:
+        extras = [self.dtype, *["compiled"] * self.compiled, *["keeps memory"] * self.keeps_memory]
+        return f"{self.name} ({', '.join(extras)})"
 
 
-class Marian(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        from transformers import MarianConfig, MarianMTModel
-
-        settings = MarianConfig(
-            vocab_size=config.target_vocab_size, d_model=config.d_model,
-            encoder_layers=config.n_encoder_layers, decoder_layers=config.n_decoder_layers,
-            encoder_attention_heads=config.n_heads, decoder_attention_heads=config.n_heads,
-            encoder_ffn_dim=config.d_ff, decoder_ffn_dim=config.d_ff, activation_function="relu",
-            dropout=config.dropout, attention_dropout=0.0, activation_dropout=0.0, scale_embedding=True,
-            max_position_embeddings=512, pad_token_id=config.pad_id, eos_token_id=config.eos_id,
-            decoder_start_token_id=config.bos_id, forced_eos_token_id=None, use_cache=False,
-        )  # fmt: skip
-        self.pad_id, self.model = config.pad_id, MarianMTModel(settings)
-
-    def forward(self, source_BS: Tensor, target_in_BT: Tensor) -> Tensor:
-        visible_BS = (source_BS != self.pad_id).long()
-        output = self.model(input_ids=source_BS, attention_mask=visible_BS, decoder_input_ids=target_in_BT)
-        return output.logits  # type: ignore[no-any-return]
+# In the process of a way
 
 
-class Ours(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.model = Transformer(config)
-
-    def forward(self, source_BS: Tensor, target_in_BT: Tensor) -> Tensor:
-        return self.model(source_BS, target_in_BT).logits_BTV  # type: ignore[no-any-return]
-
-
-MODELS: dict[str, type[nn.Module]] = {"ours": Ours, "nn.Transformer": TorchTransformer, "Marian": Marian}
+def work(task: dict[str, Any]) -> None:
+    """Reads how many steps to take, line by line, and answers with the seconds that they took."""
+    way, config, device = Way(**task["way"]), PRESETS[task["size"]](), task["device"]
+    if way.keeps_memory:
+        keep_memory()
+    step = make_step(way, config, device, task["tokens"])
+    for line in sys.stdin:
+        print(seconds(step, int(line), device), flush=True)
 
 
-def make_step(
-    model: nn.Module, config: RunConfig, device: str, compiled: bool, bf16: bool, n_rows: int
-) -> Callable[[], None]:
-    """Forward, backward and Adam on one batch; fp32 weights and moments."""
+def make_step(way: Way, config: RunConfig, device: str, tokens: int) -> Callable[[], None]:
+    """Forward, backward and Adam on one batch; float32 weights and moments."""
     torch.manual_seed(0)
-    ids = torch.randint(3, config.model.target_vocab_size, (3, n_rows, LENGTH), device=device)
+    ids = torch.randint(3, config.model.target_vocab_size, (3, tokens // LENGTH, LENGTH))
+    dtype: torch.dtype = getattr(torch, way.dtype)
+    model = Transformer(config.model) if way.name == OURS else PEERS[way.name](config.model)
     model = model.to(device).train()
     optimiser = adam(model.parameters(), config.train)
     optimiser.param_groups[0]["lr"] = 1e-4
+    if isinstance(model, Transformer):
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        passes = written_passes(model, LENGTH, dtype, ids[0].numel(), config.train.label_smoothing)
 
-    def loss_of(source_BS: Tensor, target_in_BT: Tensor, target_out_BT: Tensor) -> Tensor:
-        with torch.autocast(device, torch.bfloat16, enabled=bf16):
-            if isinstance(model, Ours) and device == "cpu":  # as the trainer does it
-                smoothing, n = config.train.label_smoothing, (target_out_BT != config.model.pad_id).sum()
-                return model_loss(model.model, source_BS, target_in_BT, target_out_BT, smoothing, in_chunks=True) / n
-            logits_BTV = model(source_BS, target_in_BT)
-        loss_sum, n_tokens = loss(logits_BTV, target_out_BT, config.train.label_smoothing, config.model.pad_id)
-        return loss_sum / n_tokens
+        def add_gradients() -> None:
+            optimiser.zero_grad(set_to_none=False)
+            passes.add_gradients(list(ids), [1], 1 / ids[0].numel())
 
-    forward = torch.compile(loss_of, dynamic=False) if compiled else loss_of
+    else:
+        ids = ids.to(device)
+
+        def loss_of(source_BS: Tensor, target_in_BT: Tensor, target_out_BT: Tensor) -> Tensor:
+            with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+                logits_BTV = model(source_BS, target_in_BT)
+            loss_sum, n_tokens = loss(logits_BTV, target_out_BT, config.train.label_smoothing, config.model.pad_id)
+            return loss_sum / n_tokens
+
+        forward = torch.compile(loss_of, dynamic=False) if way.compiled else loss_of
+
+        def add_gradients() -> None:
+            optimiser.zero_grad()
+            forward(*ids).backward()
 
     def step() -> None:
-        optimiser.zero_grad()
-        forward(*ids).backward()
+        add_gradients()
         optimiser.step()
 
     return step
@@ -136,61 +118,129 @@ def seconds(step: Callable[[], None], n: int, device: str) -> float:
         step()
     if device == "cuda":
         torch.cuda.synchronize()
-    return (time.perf_counter() - began) / n
+    return time.perf_counter() - began
 
 
-def measure(config: RunConfig, device: str, bf16: bool, tokens: int, rounds: int, n: int) -> dict[str, list[float]]:
-    """Target tokens per second of each way, one figure a round."""
-    n_rows = tokens // LENGTH
-    # On two cores compiling costs minutes, which is not what this is to show.
-    variants = [(name, compiled) for name in MODELS for compiled in ((False, True) if device == "cuda" else (False,))]
-    if importlib.util.find_spec("transformers") is None:
-        print("without Marian: transformers is not installed (make check installs it)")
-        variants = [(name, compiled) for name, compiled in variants if name != "Marian"]
-    steps = {}
-    for name, compiled in variants:
-        way = f"{name} compiled" if compiled else name
-        steps[way] = make_step(MODELS[name](config.model), config, device, compiled, bf16, n_rows)
-        seconds(steps[way], 3, device)  # warm up
-        print(f"ready: {way}", flush=True)
-        gc.collect()
-    speeds: dict[str, list[float]] = {way: [] for way in steps}
-    for _ in range(rounds):
-        for way, step in steps.items():
-            speeds[way].append(n_rows * LENGTH / seconds(step, n, device))
-    return speeds
+# Beside them
+
+
+class Worker:
+    def __init__(self, way: Way, size: str, device: str, tokens: int) -> None:
+        self.way, self.tokens = way, tokens // LENGTH * LENGTH
+        task = {"way": asdict(way), "size": size, "device": device, "tokens": tokens}
+        command = [sys.executable, __file__, "--worker", json.dumps(task)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
+    def speed(self, n_steps: int) -> float | None:
+        """Target tokens per second; None where the process has died, as some precisions do on some machines."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(f"{n_steps}\n")
+            self.process.stdin.flush()
+            return self.tokens * n_steps / float(self.process.stdout.readline())
+        except (OSError, ValueError):
+            return None
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def candidates(name: str, device: str, keeps_memory: bool) -> list[Way]:
+    """The ways of which the fastest takes part."""
+    if device == "cuda":
+        return [Way(name, "bfloat16")] + [Way(name, "bfloat16", compiled=True)] * (name != OURS)
+    return [Way(name, dtype, keeps_memory=keeps_memory) for dtype in ("float32", "bfloat16")]
+
+
+def fastest(ways: list[Way], size: str, device: str, tokens: int, n_warm: int) -> Worker | None:
+    found: tuple[float, Worker] | None = None
+    for way in ways:
+        worker = Worker(way, size, device, tokens)
+        worker.speed(n_warm)
+        speed = worker.speed(1)
+        print(
+            f"  {way}: " + ("does not run here" if speed is None else f"{speed:,.0f} tokens/s in one step"), flush=True
+        )
+        if speed is None or (found is not None and found[0] >= speed):
+            worker.end()
+            continue
+        if found is not None:
+            found[1].end()
+        found = speed, worker
+    return None if found is None else found[1]
+
+
+def ratios(speeds: dict[str, list[float]], ours: str, peers: list[str]) -> tuple[str, list[float]]:
+    """Over the fastest of the peers by its median: its name; median, lowest and highest of the rounds."""
+    peer = max(peers, key=lambda way: statistics.median(speeds[way]))
+    found = sorted(a / b for a, b in zip(speeds[ours], speeds[peer], strict=True))
+    return peer, [statistics.median(found), found[0], found[-1]]
 
 
 def main(
     size: Annotated[str, typer.Option(help=", ".join(PRESETS))] = "small",
     device: str = "cuda" if torch.cuda.is_available() else "cpu",
     tokens: Annotated[int | None, typer.Option(help="Target tokens in a batch.")] = None,
-    bf16: Annotated[bool | None, typer.Option(help="Autocast to bf16. On by default on a GPU.")] = None,
-    rounds: int = 5,
-    quick: Annotated[bool, typer.Option(help="Fewer and shorter rounds.")] = False,
+    rounds: int = 7,
+    quick: Annotated[bool, typer.Option(help="Fewer rounds and peers, on a smaller batch.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
+    worker: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    config = PRESETS[size]()
+    if worker is not None:
+        work(json.loads(worker))
+        return
     on_gpu = device == "cuda"
-    tokens = tokens or (25_600 if on_gpu else 1024 if quick else 4096)
-    bf16 = on_gpu if bf16 is None else bf16
-    speeds = measure(config, device, bf16, tokens, 3 if quick else rounds, 20 if on_gpu else 1)
-    medians = {way: statistics.median(of) for way, of in speeds.items()}
-    for way, median in sorted(medians.items(), key=lambda item: -item[1]):
-        print(f"{way:24} {median:12,.0f} target tokens/s")
-    our_best = max((way for way in medians if way in OURS), key=lambda way: medians[way])
-    peer = max((way for way in medians if way not in OURS), key=lambda way: medians[way])
-    ratios = sorted(a / b for a, b in zip(speeds[our_best], speeds[peer], strict=True))
+    tokens, rounds = tokens or (25_600 if on_gpu else 2048 if quick else 4096), 5 if quick else rounds
+    names = [name for name in PEERS if not quick or name in ("nn.Transformer", "Marian")]
+    if importlib.util.find_spec("transformers") is None:
+        print("without Marian: transformers is not installed")
+        names.remove("Marian")
+    workers = {}
+    for name, keeps in [(OURS, not on_gpu)] + [(n, k) for k in ((False,) if on_gpu else (False, True)) for n in names]:
+        print(f"{name}{' with our allocator settings' * (keeps and name != OURS)}")
+        found = fastest(candidates(name, device, keeps), size, device, tokens, n_warm=3 if on_gpu else 1)
+        if found is not None:
+            workers[str(found.way)] = found
+    speeds: dict[str, list[float]] = {way: [] for way in workers}
+    for _ in range(rounds):
+        for way, one in workers.items():
+            speed = one.speed(20 if on_gpu else 1)
+            assert speed is not None, f"{way} has died"
+            speeds[way].append(speed)
+    for one in workers.values():
+        one.end()
+    report(size, device, tokens, speeds, {way: one.way for way, one in workers.items()}, out)
+
+
+def report(
+    size: str, device: str, tokens: int, speeds: dict[str, list[float]], ways: dict[str, Way], out: Path | None
+) -> None:
+    print()
+    for way, of in sorted(speeds.items(), key=lambda item: -statistics.median(item[1])):
+        print(f"{way:44} {statistics.median(of):12,.0f} target tokens/s ({min(of):,.0f}-{max(of):,.0f})")
+    (ours,) = (name for name, way in ways.items() if way.name == OURS)
     result: dict[str, Any] = {
-        "benchmark": "train_speed", "size": size, "bf16": bf16, "target_tokens_per_batch": tokens // LENGTH * LENGTH,
-        "length": LENGTH, "target_tokens_per_second": speeds, "ours": our_best, "fastest_peer": peer,
-        "ratio": [statistics.median(ratios), ratios[0], ratios[-1]],
+        "benchmark": "train_speed", "size": size, "target_tokens_per_batch": tokens // LENGTH * LENGTH,
+        "length": LENGTH, "target_tokens_per_second": speeds, "ours": ours,
     }  # fmt: skip
+    alike = [name for name, way in ways.items() if way.name != OURS and way.keeps_memory]
+    if alike:
+        result["fastest_peer_keeping_memory"], result["ratio_keeping_memory"] = ratios(speeds, ours, alike)
+        middle, low, high = result["ratio_keeping_memory"]
+        print(f"over {result['fastest_peer_keeping_memory']}: {middle:.2f} ({low:.2f}-{high:.2f})")
+    as_they_come = [name for name, way in ways.items() if way.name != OURS and not way.keeps_memory]
+    result["fastest_peer"], result["ratio"] = ratios(speeds, ours, as_they_come)
     if out is not None:
-        write_result(out, result | passport(config, device))
-    print(f"{our_best} over {peer}")
-    print(f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})")
+        write_result(out, result | passport(PRESETS[size](), device))
+    middle, low, high = result["ratio"]
+    print(f"over {result['fastest_peer']}:")
+    print(f"ratio {middle:.2f} ({low:.2f}-{high:.2f})")
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     typer.run(main)

@@ -98,11 +98,11 @@ def assert_same_bits(ours: dict[str, Tensor], others: dict[str, Tensor]) -> None
         assert torch.equal(W, others[name]), name
 
 
-PACKED = pytest.param("packed", marks=pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux"))
+PACKED = pytest.param("written", marks=pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux"))
 
 
 @pytest.mark.parametrize("way", ["plain", PACKED])
-def test_a_step_is_the_recipe(tmp_path: Path, prepared: Prepared, way: Literal["plain", "packed"]) -> None:
+def test_a_step_is_the_recipe(tmp_path: Path, prepared: Prepared, way: Literal["plain", "written"]) -> None:
     """By hand: all pairs of the step in one batch, the loss per token, Adam with the rate of equation 3."""
     config = with_model(config_for(), dropout=0.0, d_k=16, d_v=16)
     trainer = trainer_for(tmp_path, prepared, config, choices=replace(CPU, way=way))

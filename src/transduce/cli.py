@@ -278,7 +278,7 @@ def train_command(
         bool, typer.Option("--deterministic", help="The same bits each time on a GPU too.")
     ] = False,
     plain: Annotated[
-        bool, typer.Option("--plain", help="On a GPU: passes as model.py has them, without our own kernels.")
+        bool, typer.Option("--plain", help="Passes as model.py and autograd have them: slower, for comparison.")
     ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard as well.")] = False,
     settings: Settings = None,

@@ -237,8 +237,8 @@ class TrainingDisplay:
     def _forecast(self, event: dict[str, Any]) -> None:
         self.max_steps = event["steps"]
         where = f"{event['device']}, {event['dtype']}, {event['n_threads']} threads"
-        if event["device"] == "cuda":
-            where += ", our own kernels" if event["way"] == "packed" else f", plain kernels: {event['why_plain']}"
+        if event["way"] == "plain":
+            where += f", plain passes: {event['why_plain']}"
         self.console.print(escape(
             f"{event['size']}: {event['parameters'] / 1e6:.1f} M parameters; "
             f"{event['steps']:,} steps of {event['batch_tokens']:,} tokens, {event['epochs']:,} epochs; "

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 512
@@ -34,7 +33,9 @@ class _ProjectedLoss(torch.autograd.Function):
         device = x_ND.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else W_VD.dtype
         with torch.autocast(device, enabled=False):
-            found = _loss_and_gradients(x_ND.to(dtype), W_VD, b_V, target_N, label_smoothing, pad_id)
+            found = loss_and_gradients(
+                x_ND.to(dtype), W_VD, b_V, target_N, label_smoothing, pad_id, torch.zeros_like(W_VD)
+            )
         ctx.save_for_backward(found.grad_x_ND, found.grad_W_VD, found.grad_b_V)
         ctx.x_dtype, ctx.has_bias = x_ND.dtype, b_V is not None
         return found.loss_sum
@@ -59,28 +60,50 @@ class _Found(NamedTuple):
     grad_b_V: Tensor
 
 
-def _loss_and_gradients(
-    x_ND: Tensor, W_VD: Tensor, b_V: Tensor | None, target_N: Tensor, label_smoothing: float, pad_id: int
-) -> _Found:
-    """Products in the precision of `x_ND`, all else in that of the weights."""
-    n_vocabulary = len(W_VD)
+def loss_and_gradients(
+    x_ND: Tensor, W_VD: Tensor, b_V: Tensor | None, target_N: Tensor, label_smoothing: float, pad_id: int,
+    grad_W_VD: Tensor, factor: float = 1.0,
+) -> _Found:  # fmt: skip
+    """Products in the precision of `x_ND`, all else in that of `grad_W_VD`, to which the gradient of the weights is
+    added. All gradients are times `factor`."""
+    token_N = (target_N != pad_id).nonzero().squeeze(1)  # padding is not worth a product
+    x_MD, target_M = x_ND[token_N], target_N[token_N]
     rough_W_VD, rough_b_V = W_VD.to(x_ND.dtype), None if b_V is None else b_V.to(x_ND.dtype)
-    grad_x_ND, grad_W_VD, grad_b_V = torch.empty_like(x_ND), torch.zeros_like(W_VD), W_VD.new_zeros(n_vocabulary)
-    loss_sum = W_VD.new_zeros(())
-    for start in range(0, len(x_ND), CHUNK):
-        x_CD, target_C1 = x_ND[start : start + CHUNK], target_N[start : start + CHUNK, None]
-        token_C1 = target_C1 != pad_id
-        logits_CV = F.linear(x_CD, rough_W_VD, rough_b_V).to(W_VD.dtype)
-        wanted_C1 = logits_CV.gather(1, target_C1)
-        log_Z_C1 = logits_CV.logsumexp(1, keepdim=True)
-        loss_C1 = log_Z_C1 - (1 - label_smoothing) * wanted_C1 - label_smoothing * logits_CV.mean(1, keepdim=True)
-        loss_sum += loss_C1.masked_fill(~token_C1, 0).sum()
-        # By the logits, the gradient is what was given less what was wanted.
-        grad_CV = logits_CV.sub_(log_Z_C1).exp_().sub_(label_smoothing / n_vocabulary)
-        grad_CV.scatter_add_(1, target_C1, torch.full_like(wanted_C1, label_smoothing - 1)).mul_(token_C1)
+    grad_x_MD, grad_b_V, dtype = torch.empty_like(x_MD), grad_W_VD.new_zeros(len(W_VD)), grad_W_VD.dtype
+    # One buffer for all chunks: memory that was never touched costs more than what is written to it.
+    room_CV = x_ND.new_empty(min(CHUNK, len(x_MD)), len(W_VD))
+    loss_sum = grad_W_VD.new_zeros(())
+    for x_CD, target_C, grad_x_CD in zip(*(of.split(CHUNK) for of in (x_MD, target_M, grad_x_MD)), strict=True):
+        logits_CV, target_C1 = room_CV[: len(x_CD)], target_C[:, None]
+        torch.mm(x_CD, rough_W_VD.T, out=logits_CV)
+        if rough_b_V is not None:
+            logits_CV += rough_b_V
+        logits_CV = logits_CV.to(dtype)
+        wanted_C1, mean_C1 = logits_CV.gather(1, target_C1), logits_CV.mean(1, keepdim=True)
+        top_C1 = logits_CV.amax(1, keepdim=True)
+        Z_C1 = logits_CV.sub_(top_C1).exp_().sum(1, keepdim=True)
+        loss_C1 = top_C1 + Z_C1.log() - (1 - label_smoothing) * wanted_C1 - label_smoothing * mean_C1
+        loss_sum += loss_C1.sum()
+        # By the logits, the gradient is what was given less what was wanted: exp / Z less one at the target, less the
+        # same everywhere. Here it is times Z; what is the same everywhere comes at the end.
+        grad_CV = logits_CV.scatter_add_(1, target_C1, (label_smoothing - 1) * Z_C1).to(x_ND.dtype)
+        share_C1 = factor / Z_C1
+        torch.mm(grad_CV, rough_W_VD, out=grad_x_CD).mul_(share_C1)
+        add_product_(grad_W_VD, grad_CV.T, (x_CD * share_C1).to(x_ND.dtype))
         if b_V is not None:
-            grad_b_V += grad_CV.sum(0)
-        grad_CV = grad_CV.to(x_ND.dtype)
-        torch.mm(grad_CV, rough_W_VD, out=grad_x_ND[start : start + CHUNK])
-        grad_W_VD += grad_CV.T @ x_CD
-    return _Found(loss_sum, grad_x_ND, grad_W_VD, grad_b_V)
+            grad_b_V += (grad_CV * share_C1).sum(0)
+    everywhere = factor * label_smoothing / len(W_VD)
+    grad_x_MD -= everywhere * rough_W_VD.sum(0)
+    grad_W_VD -= everywhere * x_MD.sum(0, dtype=dtype)
+    grad_b_V -= everywhere * len(x_MD)
+    return _Found(loss_sum, torch.zeros_like(x_ND).index_copy_(0, token_N, grad_x_MD), grad_W_VD, grad_b_V)
+
+
+def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, whatever its precision."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    elif a.is_cuda:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total += a @ b

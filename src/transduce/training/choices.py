@@ -19,9 +19,12 @@ import torch
 from transduce.config import ModelConfig, RunConfig
 from transduce.data.parallel import environment_of_children, n_cores
 from transduce.errors import ConfigError
+from transduce.fast.cpu import keep_memory
 from transduce.ops import settle_kernels
+from transduce.training.passes import why_not, written_passes
 
 Dtype = Literal["float32", "bfloat16"]
+Way = Literal["written", "plain"]
 
 CPU_MICRO_TOKENS = 4096
 """On a CPU a larger pass only leaves its caches."""
@@ -40,8 +43,9 @@ class Choices:
     """Positions of source and of target, padding counted, that go through the model at once."""
     deterministic: bool
     """On a GPU, the same bits each time, at some cost. On a CPU they always are."""
-    way: Literal["packed", "plain"] = "plain"
-    """Of the passes: by the kernels of `fast/`, or as `model.py` has it. A run from before there were two is plain."""
+    way: Way = "plain"
+    """Passes written out in `passes.py`, or as `model.py` and autograd have them. A run from before there was a choice
+    is plain."""
     why_plain: str | None = None
 
     def apply(self) -> None:
@@ -53,6 +57,8 @@ class Choices:
         settle_kernels(self.device)
         if self.device == "cuda":
             torch.set_float32_matmul_precision("high")
+        else:
+            keep_memory()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16")
@@ -65,14 +71,14 @@ def choose(
     check_device(device)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     share = min(config.data.batch_tokens, max(longest, -(-config.data.batch_tokens // n_ranks)))
+    reason = why_plain(config.model, device, plain)
+    way: Way = "written" if reason is None else "plain"
     if device == "cuda":
-        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        why_plain = "as asked for" if plain else why_not_packed(config.model, has_bf16)
         return Choices(
             device=device,
-            way="packed" if why_plain is None else "plain",
-            why_plain=why_plain,
-            dtype="bfloat16" if has_bf16 else "float32",
+            way=way,
+            why_plain=reason,
+            dtype="bfloat16" if torch.cuda.is_bf16_supported() else "float32",
             n_threads=torch.get_num_threads(),
             micro_tokens=share,
             deterministic=deterministic,
@@ -80,6 +86,8 @@ def choose(
     dtype, n_threads = fastest_on_cpu(config.model, n_ranks)
     return Choices(
         device=device,
+        way=way,
+        why_plain=reason,
         dtype=dtype,
         n_threads=n_threads,
         micro_tokens=min(share, max(longest, CPU_MICRO_TOKENS)),
@@ -87,15 +95,15 @@ def choose(
     )
 
 
-def why_not_packed(config: ModelConfig, has_bf16: bool) -> str | None:
-    """In words; None where our own kernels can do it all."""
-    if importlib.util.find_spec("triton") is None:
+def why_plain(config: ModelConfig, device: str, asked: bool) -> str | None:
+    """Why passes are not those written out, in words; None where they are."""
+    if asked:
+        return "as asked for"
+    if device == "cuda" and importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if not has_bf16:
+    if device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return "this GPU has no bfloat16"
-    from transduce.training.packed import why_not
-
-    return why_not(config)
+    return why_not(config, device)
 
 
 def check_device(device: str | None) -> None:
@@ -172,20 +180,26 @@ def measure_in_a_process(model: ModelConfig, dtype: Dtype, n_threads: int) -> fl
 
 
 def measure(arguments: Sequence[str] | None = None) -> None:
-    """In the process of its own: a small batch forward and backward, over and over."""
+    """In the process of its own: a small batch forward and backward, over and over, as the trainer would."""
     from transduce.model import Transformer
-    from transduce.training.recipe import loss
+    from transduce.training.recipe import model_loss
 
     task = json.loads((arguments or sys.argv[1:])[0])
     torch.set_num_threads(task["n_threads"])
-    config = ModelConfig(**task["model"])
+    keep_memory()
+    config, dtype = ModelConfig(**task["model"]), getattr(torch, task["dtype"])
     model = Transformer(config)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
     ids_BT = torch.randint(3, min(config.source_vocab_size, config.target_vocab_size), (32, 24))
+    passes = written_passes(model, 24, dtype, ids_BT.numel(), 0.1) if why_not(config, "cpu") is None else None
     n_done, start = 0, time.perf_counter()
     while (spent := time.perf_counter() - start) < MEASURED_SECONDS or n_done < 2:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=task["dtype"] == "bfloat16"):
-            logits_BTV = model(ids_BT, ids_BT).logits_BTV
-        loss(logits_BTV, ids_BT, 0.1, config.pad_id)[0].backward()
+        if passes is not None:
+            passes.add_gradients([ids_BT, ids_BT, ids_BT], [n_done], 1.0)
+        else:
+            with torch.autocast("cpu", dtype=dtype, enabled=dtype == torch.bfloat16):
+                model_loss(model, ids_BT, ids_BT, ids_BT, 0.1, in_chunks=True).backward()
         if n_done == 0:
             start = time.perf_counter()  # the first pass also sets things up
         n_done += 1

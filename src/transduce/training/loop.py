@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,10 +30,8 @@ from transduce.errors import TransduceError
 from transduce.model import Transformer
 from transduce.training.choices import Choices
 from transduce.training.distributed import Group
+from transduce.training.passes import Passes, written_passes
 from transduce.training.recipe import adam, learning_rate, loss, model_loss
-
-if TYPE_CHECKING:  # it needs Triton, which is not everywhere
-    from transduce.training.packed import PackedPasses
 
 Tell = Callable[[dict[str, Any]], None]
 """Called with each event: its name under "event", its step, and what there is to say."""
@@ -138,7 +136,7 @@ class Trainer:
         self.parameters = list(self.model.parameters())
         self.layout = self._layout_of(train, config.train.seed)
         self.valid_layout = self._layout_of(valid, seed=0) if len(valid) else None
-        self.packed = self._packed_passes() if choices.way == "packed" else None
+        self.passes = self._written_passes() if choices.way == "written" else None
         self.begin(config, group)
 
     def _layout_of(self, examples: Examples, seed: int) -> Layout:
@@ -148,12 +146,10 @@ class Trainer:
             micro_tokens=micro_tokens,
         )  # fmt: skip
 
-    def _packed_passes(self) -> PackedPasses:
-        from transduce.training.packed import PackedPass, PackedPasses
-
+    def _written_passes(self) -> Passes:
         dtype = torch.bfloat16 if self.choices.dtype == "bfloat16" else torch.float32
-        run = PackedPass(self.model, int(self.layout.shape_K2.max()), dtype)
-        return PackedPasses(run, self.choices.micro_tokens, self.config.train.label_smoothing)
+        longest, micro_tokens = int(self.layout.shape_K2.max()), self.choices.micro_tokens
+        return written_passes(self.model, longest, dtype, micro_tokens, self.config.train.label_smoothing)
 
     def begin(self, config: RunConfig, group: Group) -> None:
         """Everything as it is before the first step. What model and layout were made from may not differ."""
@@ -347,8 +343,8 @@ class Trainer:
 
     def _add_gradients(self, part: Sequence[Tensor], place: tuple[int, ...], factor: float) -> Tensor:
         seed = seed_of(self.config.train.seed, *place)
-        if self.packed is not None:
-            return self.packed.add_gradients(part, [seed], factor)
+        if self.passes is not None:
+            return self.passes.add_gradients(part, [seed], factor)
         torch.manual_seed(seed)
         loss_sum = self.loss_of(*(ids.to(self.group.device, non_blocking=True) for ids in part))
         (loss_sum * factor).backward()
@@ -384,8 +380,8 @@ class Trainer:
         self.state.micro_limit = largest // 2
         for p in self.parameters:
             p.grad = None
-        if self.packed is not None:
-            self.packed.forget()
+        if self.passes is not None:
+            self.passes.forget()
         if self.group.device.type == "cuda":
             torch.cuda.empty_cache()
         self.tell({"event": "out of memory", "step": step, "micro_limit": self.state.micro_limit})

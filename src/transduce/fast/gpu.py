@@ -1,4 +1,4 @@
-"""Training's operations over tokens that stand one behind another without padding, each one kernel, for a GPU.
+"""Training's operations on a GPU, over the packed tokens of `layout.py`. Those of a CPU are in `cpu.py`.
 
 What lies between matrix products is limited by memory, so that each stretch of it is one kernel. Nothing random is
 kept: which values dropout takes follows from a key and their place, forward and backward alike. The slow twins are what
@@ -16,57 +16,52 @@ import triton
 from torch import Tensor
 
 from transduce.fast import kernels
+from transduce.fast.layout import AttentionInputs, Dropout, NormGradients, Side, Sight
+from transduce.fast.loss import add_product_
 
 N_PARTIALS = 512
 """Programs of a kernel that also sums over all tokens: each leaves one partial sum, so that bits do not depend on
 which comes first."""
 
 
-# Dropout: each value has 24 bits of its own, mixed from its place and a key.
-
-
-class Dropout(NamedTuple):
-    """Dropout at one place of the model: its probability and key. Keys are on the device, so that a graph of kernels
-    that was recorded once can be replayed with others."""
-
-    probability: float
-    keys_P: Tensor
-    """int32, one for each place."""
-    place: int
-
-    @property
-    def threshold(self) -> int:
-        return round(self.probability * 2**24)
-
-    @property
-    def factor(self) -> float:
-        """Of what is kept."""
-        return 1 / (1 - self.threshold / 2**24)
-
-
 # Embedding
 
 
 def embed(
-    ids_N: Tensor, position_N: Tensor, table_VD: Tensor, position_TD: Tensor, dropout: Dropout, dtype: torch.dtype
-) -> Tensor:
+    side: Side, table_VD: Tensor, position_TD: Tensor, dropout: Dropout, dtype: torch.dtype
+) -> tuple[Tensor, Dropout]:
     """Dropout of sqrt(d_model) times the row of each id, plus the row of its position."""
-    n, d_model = len(ids_N), table_VD.shape[1]
+    n, d_model = len(side.ids_N), table_VD.shape[1]
     out_ND = table_VD.new_empty(n, d_model, dtype=dtype)
     kernels.embed_kernel[(n,)](
-        ids_N, position_N, table_VD, position_TD, out_ND, dropout.keys_P, dropout.place, dropout.threshold,
+        *side, table_VD, position_TD, out_ND, dropout.keys_P, dropout.place, dropout.threshold,
         d_model**0.5, dropout.factor, d_model,
         HAS_DROPOUT=dropout.probability > 0, C=triton.next_power_of_2(d_model),
     )  # fmt: skip
-    return out_ND
+    return out_ND, dropout
 
 
-def drop(x_ND: Tensor, dropout: Dropout, factor: float = 1.0) -> Tensor:
-    """In float32, the values that dropout keeps times `factor`: also the way back through `embed`."""
+def embed_backward(
+    grad_ND: Tensor, side: Side, saved: Dropout, table_grad_VD: Tensor, position_grad_TD: Tensor | None
+) -> None:
+    """Adds to the tables' gradients, each row always in the same order."""
+    grad_ND = drop(grad_ND, saved)
+    if position_grad_TD is not None:
+        position_grad_TD += _sums_by(side.position_N, grad_ND, len(position_grad_TD))
+    table_grad_VD += _sums_by(side.ids_N, grad_ND, len(table_grad_VD)) * grad_ND.shape[1] ** 0.5
+
+
+def _sums_by(ids_N: Tensor, x_ND: Tensor, n: int) -> Tensor:
+    """Row i is the sum of the rows whose id is i."""
+    return torch.ops.aten.embedding_dense_backward(x_ND, ids_N, n, -1, False)  # type: ignore[no-any-return]
+
+
+def drop(x_ND: Tensor, dropout: Dropout) -> Tensor:
+    """In float32, what dropout leaves."""
     out_ND = torch.empty_like(x_ND, dtype=torch.float32)
     block = 1024
     kernels.drop_kernel[(triton.cdiv(x_ND.numel(), block),)](
-        x_ND, out_ND, dropout.keys_P, dropout.place, dropout.threshold, factor * dropout.factor,
+        x_ND, out_ND, dropout.keys_P, dropout.place, dropout.threshold, dropout.factor,
         x_ND.numel(), HAS_DROPOUT=dropout.probability > 0, C=block,
     )  # fmt: skip
     return out_ND
@@ -82,6 +77,7 @@ class Normed(NamedTuple):
     mean_N: Tensor
     rate_N: Tensor
     """One over the standard deviation."""
+    dropout: Dropout
 
 
 def add_and_norm(
@@ -96,7 +92,7 @@ def add_and_norm(
         dropout.factor, eps, n, d_model,
         HAS_DROPOUT=dropout.probability > 0, R=rows, C=columns, num_warps=warps,
     )  # fmt: skip
-    return out_ND, Normed(sum_ND, mean_N, rate_N)
+    return out_ND, Normed(sum_ND, mean_N, rate_N, dropout)
 
 
 def _norm_tile(d_model: int) -> tuple[int, int, int]:
@@ -106,17 +102,8 @@ def _norm_tile(d_model: int) -> tuple[int, int, int]:
     return columns, rows, max(1, min(8, rows * columns // 512))
 
 
-class NormGradients(NamedTuple):
-    x_ND: Tensor
-    y_ND: Tensor
-    gain_D: Tensor
-    bias_D: Tensor
-    y_sum_D: Tensor
-    """Of `y_ND` over the tokens: the gradient of a bias that was added to it."""
-
-
-def add_and_norm_backward(grad_ND: Tensor, normed: Normed, gain_D: Tensor, dropout: Dropout) -> NormGradients:
-    n, d_model = grad_ND.shape
+def add_and_norm_backward(grad_ND: Tensor, normed: Normed, gain_D: Tensor, bias_D: Tensor) -> NormGradients:
+    (n, d_model), dropout = grad_ND.shape, normed.dropout
     has_dropout = dropout.probability > 0
     grad_x_ND = torch.empty_like(grad_ND)
     grad_y_ND = torch.empty_like(grad_ND) if has_dropout else grad_x_ND
@@ -124,7 +111,7 @@ def add_and_norm_backward(grad_ND: Tensor, normed: Normed, gain_D: Tensor, dropo
     n_programs = min(N_PARTIALS, triton.cdiv(n, rows))
     partial_P3D = grad_ND.new_empty(n_programs, 3, d_model, dtype=torch.float32)
     kernels.add_and_norm_backward_kernel[(n_programs,)](
-        grad_ND, *normed, gain_D, grad_x_ND, grad_y_ND, partial_P3D, dropout.keys_P, dropout.place,
+        grad_ND, *normed[:3], gain_D, grad_x_ND, grad_y_ND, partial_P3D, dropout.keys_P, dropout.place,
         dropout.threshold, dropout.factor, n, d_model,
         HAS_DROPOUT=has_dropout, R=rows, C=columns, num_warps=warps,
     )  # fmt: skip
@@ -149,15 +136,6 @@ def relu_backward_(grad_NF: Tensor, hidden_NF: Tensor) -> Tensor:
 # Attention. A tile of queries meets all keys from the first to the last that any of them sees: mostly its own sentence.
 
 
-class Sight(NamedTuple):
-    """Who sees whom: query n the keys from first to before last, key m is seen by queries likewise. int32."""
-
-    first_N: Tensor
-    last_N: Tensor
-    seen_first_M: Tensor
-    seen_last_M: Tensor
-
-
 class Attended(NamedTuple):
     """What the way back through `attend` needs, beside what went in."""
 
@@ -167,12 +145,6 @@ class Attended(NamedTuple):
 
 
 TILE = 64
-
-
-class AttentionInputs(NamedTuple):
-    query_NP: Tensor
-    key_MP: Tensor
-    value_MP: Tensor
 
 
 def attend(inputs: AttentionInputs, sight: Sight, n_heads: int) -> Attended:
@@ -226,3 +198,26 @@ def loss_and_gradient_(
         C=block, num_warps=8 if block >= 2048 else 4,
     )  # fmt: skip
     return loss_N
+
+
+LOSS_TOKENS = 32_768
+"""Logits of at most so many tokens are held at once."""
+
+
+def projected_loss(
+    x_TD: Tensor,
+    W_VD: Tensor,
+    W_grad_VD: Tensor,
+    target_T: Tensor,
+    label_smoothing: float,
+    pad_id: int,
+    factor_1: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The summed loss, and the gradient of x, which like that added to `W_grad_VD` is times `factor_1`."""
+    loss_sum, grad_TD = x_TD.new_zeros((), dtype=torch.float32), torch.empty_like(x_TD)
+    for x_ND, target_N, grad_ND in zip(*(of.split(LOSS_TOKENS) for of in (x_TD, target_T, grad_TD)), strict=True):
+        logits_NV = x_ND @ W_VD.T
+        loss_sum += loss_and_gradient_(logits_NV, target_N, label_smoothing, pad_id, factor_1).sum()
+        torch.mm(logits_NV, W_VD, out=grad_ND)
+        add_product_(W_grad_VD, logits_NV.T, x_ND)
+    return loss_sum, grad_TD

@@ -1,0 +1,130 @@
+"""The peers of training's speed: each takes the paper's settings, a source and a shifted target, and gives logits."""
+
+# Axes: B sentences, S source positions, T target positions, D = d_model.
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transduce import ModelConfig
+
+
+class TorchTransformer(nn.Module):
+    """nn.Transformer as its tutorial uses it, with the paper's tied and scaled embedding around it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.target_vocab_size, config.d_model)
+        self.position_TD: Tensor
+        self.register_buffer("position_TD", torch.randn(512, config.d_model))
+        self.dropout = nn.Dropout(config.dropout)
+        self.transformer = nn.Transformer(
+            config.d_model, config.n_heads, config.n_encoder_layers, config.n_decoder_layers, config.d_ff,
+            config.dropout, batch_first=True,
+        )  # fmt: skip
+        # The paper has no dropout on attention weights and inside the feed-forward network; it costs time.
+        for layer in (*self.transformer.encoder.layers, *self.transformer.decoder.layers):
+            layer.dropout.p = layer.self_attn.dropout = 0.0
+        for layer in self.transformer.decoder.layers:
+            layer.multihead_attn.dropout = 0.0
+
+    def embed(self, ids_BT: Tensor) -> Tensor:
+        x_BTD = self.embedding(ids_BT) * self.config.d_model**0.5 + self.position_TD[: ids_BT.shape[1]]
+        return self.dropout(x_BTD)  # type: ignore[no-any-return]
+
+    def forward(self, source_BS: Tensor, target_in_BT: Tensor) -> Tensor:
+        hidden_BS = source_BS == self.config.pad_id
+        ahead_TT = torch.ones(2 * target_in_BT.shape[1:], dtype=torch.bool, device=source_BS.device).triu(1)
+        x_BTD = self.transformer(
+            self.embed(source_BS), self.embed(target_in_BT), tgt_mask=ahead_TT, tgt_is_causal=True,
+            src_key_padding_mask=hidden_BS, memory_key_padding_mask=hidden_BS,
+        )  # fmt: skip
+        return F.linear(x_BTD, self.embedding.weight)
+
+
+class Marian(nn.Module):
+    """Hugging Face's."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        from transformers import MarianConfig, MarianMTModel
+
+        settings = MarianConfig(
+            vocab_size=config.target_vocab_size, d_model=config.d_model,
+            encoder_layers=config.n_encoder_layers, decoder_layers=config.n_decoder_layers,
+            encoder_attention_heads=config.n_heads, decoder_attention_heads=config.n_heads,
+            encoder_ffn_dim=config.d_ff, decoder_ffn_dim=config.d_ff, activation_function="relu",
+            dropout=config.dropout, attention_dropout=0.0, activation_dropout=0.0, scale_embedding=True,
+            max_position_embeddings=512, pad_token_id=config.pad_id, eos_token_id=config.eos_id,
+            decoder_start_token_id=config.bos_id, forced_eos_token_id=None, use_cache=False,
+        )  # fmt: skip
+        self.pad_id, self.model = config.pad_id, MarianMTModel(settings)
+
+    def forward(self, source_BS: Tensor, target_in_BT: Tensor) -> Tensor:
+        visible_BS = (source_BS != self.pad_id).long()
+        output = self.model(input_ids=source_BS, attention_mask=visible_BS, decoder_input_ids=target_in_BT)
+        return output.logits  # type: ignore[no-any-return]
+
+
+class Obvious(nn.Module):
+    """The paper as teaching code writes it: a matrix for each projection, attention in five lines, dropout as modules,
+    one norm after another. Written here for this comparison."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.target_vocab_size, config.d_model)
+        self.position_TD: Tensor
+        self.register_buffer("position_TD", torch.randn(512, config.d_model))
+        self.dropout = nn.Dropout(config.dropout)
+        encoder, decoder = _ObviousLayer(config, 1), _ObviousLayer(config, 2)
+        self.encoder = nn.ModuleList(copy.deepcopy(encoder) for _ in range(config.n_encoder_layers))
+        self.decoder = nn.ModuleList(copy.deepcopy(decoder) for _ in range(config.n_decoder_layers))
+
+    def embed(self, ids_BT: Tensor) -> Tensor:
+        x_BTD = self.embedding(ids_BT) * math.sqrt(self.config.d_model) + self.position_TD[: ids_BT.shape[1]]
+        return self.dropout(x_BTD)  # type: ignore[no-any-return]
+
+    def forward(self, source_BS: Tensor, target_in_BT: Tensor) -> Tensor:
+        visible_B11S = (source_BS != self.config.pad_id)[:, None, None]
+        n_target = target_in_BT.shape[1]
+        past_TT = torch.ones(n_target, n_target, dtype=torch.bool, device=source_BS.device).tril()
+        memory_BSD, x_BTD = self.embed(source_BS), self.embed(target_in_BT)
+        for layer in self.encoder:
+            memory_BSD = layer(memory_BSD, [(memory_BSD, visible_B11S)])
+        for layer in self.decoder:
+            x_BTD = layer(x_BTD, [(x_BTD, past_TT), (memory_BSD, visible_B11S)])
+        return F.linear(x_BTD, self.embedding.weight)
+
+
+class _ObviousLayer(nn.Module):
+    def __init__(self, config: ModelConfig, n_attentions: int) -> None:
+        super().__init__()
+        self.n_heads, d_model = config.n_heads, config.d_model
+        self.to_query, self.to_key, self.to_value, self.to_output = (
+            nn.ModuleList(nn.Linear(d_model, d_model) for _ in range(n_attentions)) for _ in range(4)
+        )
+        self.feed_forward = nn.Sequential(nn.Linear(d_model, config.d_ff), nn.ReLU(), nn.Linear(config.d_ff, d_model))
+        self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(n_attentions + 1))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BTD: Tensor, attended: list[tuple[Tensor, Tensor]]) -> Tensor:
+        for i, (memory_BSD, visible) in enumerate(attended):
+            query, key, value = (
+                project[i](x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+                for project, x in ((self.to_query, x_BTD), (self.to_key, memory_BSD), (self.to_value, memory_BSD))
+            )
+            score = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+            weight = score.masked_fill(~visible, -1e4).softmax(-1)
+            y_BTD = self.to_output[i]((weight @ value).transpose(1, 2).flatten(2))
+            x_BTD = self.norms[i](x_BTD + self.dropout(y_BTD))
+        return self.norms[-1](x_BTD + self.dropout(self.feed_forward(x_BTD)))  # type: ignore[no-any-return]
+
+
+PEERS: dict[str, type[nn.Module]] = {"nn.Transformer": TorchTransformer, "Marian": Marian, "obvious": Obvious}

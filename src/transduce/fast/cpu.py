@@ -1,0 +1,143 @@
+"""Training's operations on a CPU, over the padded tokens of `layout.py`. Those of a GPU are in `gpu.py`.
+
+What costs time here beside matrix products is memory touched for the first time and PyTorch's random numbers: so much
+happens in place, gradients are added where they belong, and dropout takes 16 random bits for each value.
+"""
+
+# Axes: N tokens, M tokens attended to, D = d_model, F = d_ff, V vocabulary, H heads, P all heads side by side.
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transduce.fast.layout import AttentionInputs, Dropout, NormGradients, Padded, Side
+from transduce.fast.loss import loss_and_gradients
+
+
+def keep_memory() -> None:
+    """Has the C library keep what was freed for what comes next, where it can be told to. Else each large tensor is
+    given back and asked for anew, and the system clears every page of it first. The most memory held is the same."""
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        for setting, value in MALLOPT.items():
+            mallopt(setting, value)
+
+
+MALLOPT = {-1: 2**31 - 1, -2: 64 * 2**20, -3: 2**30}
+"""M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD, as malloc.h numbers them."""
+
+
+def mask_of(shape: torch.Size, dropout: Dropout, dtype: torch.dtype) -> Tensor | None:
+    """What dropout multiplies with: 0, or for what is kept a little more than 1."""
+    if dropout.probability == 0:
+        return None
+    n, threshold = shape.numel(), round(dropout.probability * 2**16)
+    bits = np.random.SFC64(int(dropout.keys_P[dropout.place]) & 0xFFFFFFFF).random_raw(-(-n // 4)).view(np.int16)
+    is_kept = torch.from_numpy(bits[:n]).view(shape) >= threshold - 2**15
+    return is_kept.to(dtype).mul_(1 / (1 - threshold / 2**16))
+
+
+def embed(
+    side: Side, table_VD: Tensor, position_TD: Tensor, dropout: Dropout, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """Dropout of sqrt(d_model) times the row of each id, plus the row of its position."""
+    x_ND = F.embedding(side.ids_N, table_VD).mul_(table_VD.shape[1] ** 0.5).add_(position_TD[side.position_N])
+    mask_ND = mask_of(x_ND.shape, dropout, x_ND.dtype)
+    return (x_ND if mask_ND is None else x_ND.mul_(mask_ND)).to(dtype), mask_ND
+
+
+def embed_backward(
+    grad_ND: Tensor, side: Side, mask_ND: Tensor | None, table_grad_VD: Tensor, position_grad_TD: Tensor | None
+) -> None:
+    """Adds to the tables' gradients."""
+    grad_ND = grad_ND.to(table_grad_VD.dtype)
+    grad_ND = grad_ND if mask_ND is None else grad_ND * mask_ND
+    if position_grad_TD is not None:
+        position_grad_TD.index_add_(0, side.position_N, grad_ND)
+    table_grad_VD.index_add_(0, side.ids_N, grad_ND, alpha=grad_ND.shape[1] ** 0.5)
+
+
+class Normed(NamedTuple):
+    """What the way back through `add_and_norm` needs."""
+
+    sum_ND: Tensor
+    mean_N1: Tensor
+    rate_N1: Tensor
+    mask_ND: Tensor | None
+
+
+def add_and_norm(
+    x_ND: Tensor, y_ND: Tensor, gain_D: Tensor, bias_D: Tensor, eps: float, dropout: Dropout
+) -> tuple[Tensor, Normed]:
+    """Overwrites y."""
+    mask_ND = mask_of(y_ND.shape, dropout, y_ND.dtype)
+    sum_ND = x_ND + y_ND if mask_ND is None else torch.addcmul(x_ND, y_ND, mask_ND, out=y_ND)
+    out_ND, mean_N1, rate_N1 = torch.native_layer_norm(sum_ND, gain_D.shape, gain_D, bias_D, eps)
+    return out_ND, Normed(sum_ND, mean_N1, rate_N1, mask_ND)
+
+
+def add_and_norm_backward(grad_ND: Tensor, normed: Normed, gain_D: Tensor, bias_D: Tensor) -> NormGradients:
+    grad_x_ND, gain_grad_D, bias_grad_D = torch.ops.aten.native_layer_norm_backward(
+        grad_ND, normed.sum_ND, gain_D.shape, normed.mean_N1, normed.rate_N1, gain_D, bias_D, [True, True, True]
+    )
+    grad_y_ND = grad_x_ND if normed.mask_ND is None else normed.mask_ND.mul_(grad_x_ND)
+    return NormGradients(grad_x_ND, grad_y_ND, gain_grad_D, bias_grad_D, grad_y_ND.sum(0, dtype=gain_D.dtype))
+
+
+def relu_backward_(grad_NF: Tensor, hidden_NF: Tensor) -> Tensor:
+    """Puts zeros where the activation was off. Returns what is left, summed over the tokens."""
+    torch.ops.aten.threshold_backward.grad_input(grad_NF, hidden_NF, 0, grad_input=grad_NF)
+    return grad_NF.sum(0, dtype=torch.promote_types(grad_NF.dtype, torch.float32))
+
+
+class Attended(NamedTuple):
+    """What the way back through `attend` needs, beside what went in."""
+
+    head_NP: Tensor
+    log_Z: Tensor
+
+
+def attend(inputs: AttentionInputs, sight: Padded, n_heads: int) -> Attended:
+    """Equation 1. Heads lie side by side in rows, which may lie in wider ones."""
+    query, key, value = (_heads(x, sight, n_heads) for x in inputs)
+    head_BHQU, log_Z = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, sight.is_causal, attn_mask=sight.hidden_B11M
+    )
+    return Attended(head_BHQU.transpose(1, 2).flatten(2).flatten(0, 1), log_Z)
+
+
+def attend_backward(
+    grad_NP: Tensor, inputs: AttentionInputs, attended: Attended, sight: Padded, n_heads: int, grads: AttentionInputs
+) -> None:
+    """Writes into `grads`, which may be parts of wider tensors."""
+    grad, query, key, value, head = (_heads(x, sight, n_heads) for x in (grad_NP, *inputs, attended.head_NP))
+    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, query, key, value, head, attended.log_Z, 0.0, sight.is_causal, attn_mask=sight.hidden_B11M
+    )
+    for into, grad_BHNK in zip(grads, found, strict=True):
+        _heads(into, sight, n_heads).copy_(grad_BHNK)
+
+
+def _heads(x_NP: Tensor, sight: Padded, n_heads: int) -> Tensor:
+    return x_NP.view(sight.n_sentences, -1, n_heads, x_NP.shape[1] // n_heads).transpose(1, 2)
+
+
+def projected_loss(
+    x_TD: Tensor,
+    W_VD: Tensor,
+    W_grad_VD: Tensor,
+    target_T: Tensor,
+    label_smoothing: float,
+    pad_id: int,
+    factor_1: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The summed loss, and the gradient of x, which like that added to `W_grad_VD` is times `factor_1`."""
+    found = loss_and_gradients(x_TD, W_VD, None, target_T, label_smoothing, pad_id, W_grad_VD, float(factor_1))
+    return found.loss_sum, found.grad_x_ND
