@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check format clean
+.PHONY: demo test test-slow fuzz check format clean
 
 demo: .venv/.package
 	@rm -rf .demo
@@ -26,6 +26,9 @@ test: .venv/.dev
 
 test-slow: .venv/.dev
 	$(BIN)/python -m pytest -m slow
+
+fuzz: .venv/.dev
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m hypothesis
 
 check: .venv/.dev
 	$(BIN)/ruff check .

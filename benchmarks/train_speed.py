@@ -5,9 +5,10 @@
     python benchmarks/train_speed.py --size base --device cuda        # one GPU
 
 Each way is a process of its own: they take turns, round after round, so that a noisy machine is noisy to all. A peer
-runs in float32 or bf16, whichever is faster here (on a GPU: bf16, eager and compiled). On a CPU peers run twice, as
-they come and with the memory allocator set as our trainer sets it. The last line is `ratio R (low-high)`: ours over the
-fastest peer as it comes, the median of the rounds, the lowest and the highest. Synthetic ids, no padding.
+runs in float32 or bf16, whichever is faster here (on a GPU: bf16, eager and compiled). On a CPU the fastest peer then
+takes turns with ours once more, with the memory allocator set as our trainer sets it. The last line is
+`ratio R (low-high)`: ours over the fastest peer as it comes, the median of the rounds, the lowest and the highest.
+Synthetic ids, no padding.
 """
 
 # ruff: noqa: E402  # the path must be set before what lies on it is imported
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -174,11 +175,23 @@ def fastest(ways: list[Way], size: str, device: str, tokens: int, n_warm: int) -
     return None if found is None else found[1]
 
 
-def ratios(speeds: dict[str, list[float]], ours: str, peers: list[str]) -> tuple[str, list[float]]:
-    """Over the fastest of the peers by its median: its name; median, lowest and highest of the rounds."""
-    peer = max(peers, key=lambda way: statistics.median(speeds[way]))
+def take_turns(workers: list[Worker], rounds: int, n_steps: int) -> dict[str, list[float]]:
+    """Target tokens per second of each, one figure a round."""
+    speeds: dict[str, list[float]] = {str(one.way): [] for one in workers}
+    for _ in range(rounds):
+        for one in workers:
+            speed = one.speed(n_steps)
+            assert speed is not None, f"{one.way} has died"
+            speeds[str(one.way)].append(speed)
+    for way, of in sorted(speeds.items(), key=lambda item: -statistics.median(item[1])):
+        print(f"{way:44} {statistics.median(of):12,.0f} target tokens/s ({min(of):,.0f}-{max(of):,.0f})", flush=True)
+    return speeds
+
+
+def ratio(speeds: dict[str, list[float]], ours: str, peer: str) -> list[float]:
+    """Median, lowest and highest of the rounds."""
     found = sorted(a / b for a, b in zip(speeds[ours], speeds[peer], strict=True))
-    return peer, [statistics.median(found), found[0], found[-1]]
+    return [statistics.median(found), found[0], found[-1]]
 
 
 def main(
@@ -186,7 +199,7 @@ def main(
     device: str = "cuda" if torch.cuda.is_available() else "cpu",
     tokens: Annotated[int | None, typer.Option(help="Target tokens in a batch.")] = None,
     rounds: int = 7,
-    quick: Annotated[bool, typer.Option(help="Fewer rounds and peers, on a smaller batch.")] = False,
+    quick: Annotated[bool, typer.Option(help="Fewer rounds and peers.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
     worker: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -194,51 +207,42 @@ def main(
         work(json.loads(worker))
         return
     on_gpu = device == "cuda"
-    tokens, rounds = tokens or (25_600 if on_gpu else 2048 if quick else 4096), 5 if quick else rounds
+    tokens, rounds = tokens or (25_600 if on_gpu else 4096), 5 if quick else rounds
     names = [name for name in PEERS if not quick or name in ("nn.Transformer", "Marian")]
     if importlib.util.find_spec("transformers") is None:
         print("without Marian: transformers is not installed")
         names.remove("Marian")
-    workers = {}
-    for name, keeps in [(OURS, not on_gpu)] + [(n, k) for k in ((False,) if on_gpu else (False, True)) for n in names]:
-        print(f"{name}{' with our allocator settings' * (keeps and name != OURS)}")
-        found = fastest(candidates(name, device, keeps), size, device, tokens, n_warm=3 if on_gpu else 1)
-        if found is not None:
-            workers[str(found.way)] = found
-    speeds: dict[str, list[float]] = {way: [] for way in workers}
-    for _ in range(rounds):
-        for way, one in workers.items():
-            speed = one.speed(20 if on_gpu else 1)
-            assert speed is not None, f"{way} has died"
-            speeds[way].append(speed)
-    for one in workers.values():
+    n_warm, n_steps = (3, 20) if on_gpu else (1, 1)
+
+    def start(ways: list[Way]) -> list[Worker]:
+        found = fastest(ways, size, device, tokens, n_warm)
+        return [] if found is None else [found]
+
+    (ours,) = start(candidates(OURS, device, not on_gpu))
+    peers = [worker for name in names for worker in start(candidates(name, device, False))]
+    speeds = take_turns([ours, *peers], rounds, n_steps)
+    peer = max(peers, key=lambda one: statistics.median(speeds[str(one.way)]))
+    for one in peers:
         one.end()
-    report(size, device, tokens, speeds, {way: one.way for way, one in workers.items()}, out)
-
-
-def report(
-    size: str, device: str, tokens: int, speeds: dict[str, list[float]], ways: dict[str, Way], out: Path | None
-) -> None:
-    print()
-    for way, of in sorted(speeds.items(), key=lambda item: -statistics.median(item[1])):
-        print(f"{way:44} {statistics.median(of):12,.0f} target tokens/s ({min(of):,.0f}-{max(of):,.0f})")
-    (ours,) = (name for name, way in ways.items() if way.name == OURS)
     result: dict[str, Any] = {
         "benchmark": "train_speed", "size": size, "target_tokens_per_batch": tokens // LENGTH * LENGTH,
-        "length": LENGTH, "target_tokens_per_second": speeds, "ours": ours,
+        "length": LENGTH, "target_tokens_per_second": speeds, "ours": str(ours.way),
+        "fastest_peer": str(peer.way), "ratio": ratio(speeds, str(ours.way), str(peer.way)),
     }  # fmt: skip
-    alike = [name for name, way in ways.items() if way.name != OURS and way.keeps_memory]
-    if alike:
-        result["fastest_peer_keeping_memory"], result["ratio_keeping_memory"] = ratios(speeds, ours, alike)
-        middle, low, high = result["ratio_keeping_memory"]
-        print(f"over {result['fastest_peer_keeping_memory']}: {middle:.2f} ({low:.2f}-{high:.2f})")
-    as_they_come = [name for name, way in ways.items() if way.name != OURS and not way.keeps_memory]
-    result["fastest_peer"], result["ratio"] = ratios(speeds, ours, as_they_come)
+    if not on_gpu:
+        print("with the allocator set alike:")
+        for alike in start([replace(peer.way, keeps_memory=True)]):
+            again = take_turns([ours, alike], rounds, n_steps)
+            alike.end()
+            result["keeping_memory"] = {
+                "target_tokens_per_second": again, "ratio": ratio(again, str(ours.way), str(alike.way))
+            }  # fmt: skip
+            print("{:.2f} ({:.2f}-{:.2f})".format(*result["keeping_memory"]["ratio"]))
+    ours.end()
     if out is not None:
         write_result(out, result | passport(PRESETS[size](), device))
-    middle, low, high = result["ratio"]
-    print(f"over {result['fastest_peer']}:")
-    print(f"ratio {middle:.2f} ({low:.2f}-{high:.2f})")
+    print(f"{ours.way} over {peer.way}:")
+    print("ratio {:.2f} ({:.2f}-{:.2f})".format(*result["ratio"]))
 
 
 if __name__ == "__main__":

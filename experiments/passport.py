@@ -6,6 +6,7 @@ import hashlib
 import json
 import platform
 import subprocess
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,14 @@ def passport(config: RunConfig, device: str) -> dict[str, Any]:
 
 def sources() -> str:
     """A hash of the package's code: it names what ran, also where there is no history to ask."""
+    return sources_of(["**/*.py"])
+
+
+def sources_of(patterns: Iterable[str]) -> str:
+    """Of the files that match any of the patterns, which are relative to the package."""
     package = Path(transduce.__file__).parent
-    code = b"".join(path.read_bytes() for path in sorted(package.rglob("*.py")))
-    return hashlib.sha256(code).hexdigest()[:12]
+    paths = {path for pattern in patterns for path in package.glob(pattern)}
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()[:12]
 
 
 def commit() -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import transduce
+from experiments.render import rendered
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "transduce"
@@ -151,6 +152,11 @@ def test_readme_code_runs_and_prints_what_it_says(code: str) -> None:
     expected = re.findall(r"print\(.*\)  # (.*)", code)
     assert expected, "a comment after each print says what it prints"
     assert in_a_new_process(code).splitlines() == expected
+
+
+def test_readme_has_the_tables_of_the_results() -> None:
+    assert rendered(README) == README, "python -m experiments.render"
+    assert rendered("<!-- table: train-speed-cpu -->\n<!-- end of table -->").count("\n") > 6
 
 
 def test_readme_names_commands_that_exist() -> None:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from transduce.data.trees import ROOT, Tree, parse
 from transduce.errors import ConfigError, DataError
 from transduce.metrics import (
+    TOKENISERS,
     Score,
     bleu,
     bracket_f1,
@@ -82,6 +83,21 @@ def test_values_intervals_and_signatures_are_those_of_the_command_line(
         low, high = score.interval
         assert low < score.value < high
         assert (high - low) / 2 == pytest.approx(theirs["confidence_var"], abs=1e-12)
+
+
+@pytest.mark.parametrize("tokenise", TOKENISERS)
+def test_bleu_by_any_tokeniser_is_that_of_the_command_line(tmp_path: Path, tokenise: str) -> None:
+    options = "--format", "json", "--tokenize", tokenise
+    printed = json.loads(command_line(tmp_path, [HYPOTHESES], [REFERENCES], *options))[0]
+    ours = bleu(HYPOTHESES, REFERENCES, n_bootstrap=0, tokenise=tokenise)
+    assert (ours.value, ours.signature) == (printed["score"], printed["signature"])
+    assert scores(HYPOTHESES, REFERENCES, 0, tokenise)[0] == ours
+    assert paired(HYPOTHESES, OTHERS, REFERENCES, 10, ["BLEU"], tokenise)[0].system == ours.value
+
+
+def test_an_unknown_tokeniser_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'moses', must be one of 13a, none"):
+        bleu(HYPOTHESES, REFERENCES, tokenise="moses")
 
 
 def test_without_bootstrap_there_is_no_interval_and_the_signature_says_so() -> None:

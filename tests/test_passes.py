@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,26 @@ def assert_near(found: Tensor | None, expected: Tensor | None, name: str, tolera
     assert found is not None
     assert expected is not None
     assert (found - expected).norm() <= tolerance * expected.norm(), name
+
+
+def test_in_bfloat16_it_is_as_near_as_autograd_is() -> None:
+    config = packed_config(d_v=16)
+    source_BS, target_in_BT, target_out_BT = batch = padded_batch(config)
+    fast = random_model(config, torch.float32).train()
+    usual, exact = copy.deepcopy(fast), copy.deepcopy(fast).double()
+    for p in fast.parameters():
+        p.grad = torch.zeros_like(p)
+    given = padded(batch, [1], config, torch.bfloat16)
+    WrittenPass(fast, 71, torch.bfloat16, cpu).add_gradients(given, 0.1, torch.ones(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        model_loss(usual, source_BS, target_in_BT, target_out_BT, 0.1, in_chunks=False).backward()
+    model_loss(exact, source_BS, target_in_BT, target_out_BT, 0.1, in_chunks=False).backward()
+
+    def distance(model: Transformer) -> float:
+        pairs = [(p.grad, q.grad) for p, q in zip(model.parameters(), exact.parameters(), strict=True)]
+        return statistics.mean(float((a - b).norm() / b.norm()) for a, b in pairs if a is not None and b is not None)
+
+    assert 0 < distance(fast) < 1.5 * distance(usual) < 0.5
 
 
 def test_padding_behind_the_tokens_changes_nothing() -> None:

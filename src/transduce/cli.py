@@ -277,9 +277,12 @@ def train_command(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The same bits each time on a GPU too.")
     ] = False,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Passes as model.py and autograd have them: slower, for comparison.")
-    ] = False,
+    passes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="written|plain", help="Written out, or as model.py and autograd have them; else the best."
+        ),
+    ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard as well.")] = False,
     settings: Settings = None,
     quiet: Quiet = False,
@@ -322,7 +325,7 @@ def train_command(
         device=device,
         batch_tokens=batch_tokens,
         deterministic=deterministic,
-        plain=plain,
+        passes=passes,
     )
     if devices > 1 and "RANK" not in os.environ:
         raise typer.Exit(start_ranks(devices, sys.argv[1:]))
@@ -508,6 +511,9 @@ def evaluate_command(
     compound_split: Annotated[
         bool, typer.Option("--compound-split", help="Add the tokenised, compound-split BLEU of old papers.")
     ] = False,
+    tokenise: Annotated[
+        str, typer.Option(metavar="13a|none|char|intl|zh", help="For BLEU; none: the text is tokenised already.")
+    ] = "13a",
     beam: Beam = None,
     to: To = None,
     bootstrap: Annotated[int, typer.Option(min=0, help="Samples for the intervals; 0: none.")] = 1000,
@@ -550,7 +556,7 @@ def evaluate_command(
     with progress_on_stderr(quiet) as told:
         evaluation, passport = evaluate_files(
             model, source, reference, load, against=against, to=to, n_bootstrap=bootstrap,
-            with_compound_split=compound_split, progress=told,
+            with_compound_split=compound_split, tokenise=tokenise, progress=told,
         )  # fmt: skip
     if as_json:
         print(json.dumps({"passport": passport, **evaluation.to_json()}, indent=2, ensure_ascii=False))

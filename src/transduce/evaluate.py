@@ -29,6 +29,7 @@ from transduce.metrics import (
     bracket_f1,
     by_length,
     check_bootstrap,
+    check_tokeniser,
     compound_split_bleu,
     exact_match,
     length_ratio,
@@ -83,13 +84,14 @@ def evaluate(
     perplexity: tuple[float | None, int] = (None, 0),
     n_bootstrap: int = 1000,
     with_compound_split: bool = False,
+    tokenise: str = "13a",
 ) -> Evaluation:
     """`other`: translations of the same by someone else, to compare with. `perplexity`: as `perplexity_of` gives it."""
     hypotheses = [translation.text for translation in translations]
-    found = scores(hypotheses, references, n_bootstrap)
+    found = scores(hypotheses, references, n_bootstrap, tokenise)
     if with_compound_split:
         found.append(compound_split_bleu(hypotheses, references, n_bootstrap))
-    chrf = sentence_scores(hypotheses, references)
+    chrf, lengths = sentence_scores(hypotheses, references), [len(source.split()) for source in sources or []]
     lines = [
         Line(source, reference, translation.text, value, translation.flags)
         for source, reference, translation, value in zip(
@@ -99,14 +101,16 @@ def evaluate(
     return Evaluation(
         n_sentences=len(lines),
         scores=found,
-        length_ratio=length_ratio(hypotheses, references),
+        length_ratio=length_ratio(hypotheses, references, tokenise),
         exact_match=exact_match(hypotheses, references),
         perplexity=perplexity[0],
         n_without_perplexity=perplexity[1],
         flags=dict(Counter(flag for translation in translations for flag in translation.flags)),
-        by_length=by_length(hypotheses, references, [len(source.split()) for source in sources]) if sources else [],
+        by_length=by_length(hypotheses, references, lengths, tokenise=tokenise) if sources else [],
         worst=sorted(lines, key=lambda line: line.chrf)[:N_WORST],
-        comparison=paired(hypotheses, other, references, n_bootstrap or 1000) if other is not None else [],
+        comparison=[]
+        if other is None
+        else paired(hypotheses, other, references, n_bootstrap or 1000, tokenise=tokenise),
         lines=lines,
     )
 
@@ -121,10 +125,12 @@ def evaluate_files(
     to: str | None = None,
     n_bootstrap: int = 1000,
     with_compound_split: bool = False,
+    tokenise: str = "13a",
     progress: Callable[[str, int, int | None], None] = lambda stage, done, total: None,
 ) -> tuple[Evaluation, dict[str, Any]]:
     """Of a model folder or a file of translations. The second part says what was scored, and how."""
     check_bootstrap(n_bootstrap)
+    check_tokeniser(tokenise)
     references = read_text(reference)
     sources = read_text(source) if source is not None else None
     if not references:
@@ -167,7 +173,7 @@ def evaluate_files(
         passport |= {"decode": asdict(translator.settings), "device": str(translator.device), "dtype": str(dtype)}
     evaluation = evaluate(
         sources, references, translations, other=other, perplexity=perplexity, n_bootstrap=n_bootstrap,
-        with_compound_split=with_compound_split,
+        with_compound_split=with_compound_split, tokenise=tokenise,
     )  # fmt: skip
     return evaluation, passport
 

@@ -26,6 +26,10 @@ NAMES = (BLEU, CHRF, TER)
 LOWER_IS_BETTER = frozenset({TER})
 COMPOUND_SPLIT = "tokenised, compound-split BLEU"
 
+TOKENISERS = ("13a", "none", "char", "intl", "zh")
+"""Those of sacrebleu that need nothing more: "none" is for text that is tokenised already, "zh" for Chinese, "char" for
+Japanese and other scripts without spaces."""
+
 TAIL = 40
 """A 95 % interval leaves out one sample in so many at either end."""
 
@@ -86,9 +90,9 @@ class BracketScore:
     signature: str = "brackets:labelled|rules:EVALB,COLLINS.prm|sums:corpus"
 
 
-def bleu(hypotheses: Sequence[str], references: References, n_bootstrap: int = 1000) -> Score:
+def bleu(hypotheses: Sequence[str], references: References, n_bootstrap: int = 1000, tokenise: str = "13a") -> Score:
     """As the command `sacrebleu` has it, which also warns of text that looks tokenised."""
-    return _score(BLEU, _metric(BLEU, force=False), hypotheses, references, n_bootstrap)
+    return _score(BLEU, _metric(BLEU, tokenise, force=False), hypotheses, references, n_bootstrap)
 
 
 def chrf(hypotheses: Sequence[str], references: References, n_bootstrap: int = 1000) -> Score:
@@ -101,8 +105,12 @@ def ter(hypotheses: Sequence[str], references: References, n_bootstrap: int = 10
     return _score(TER, _metric(TER), hypotheses, references, n_bootstrap)
 
 
-def scores(hypotheses: Sequence[str], references: References, n_bootstrap: int = 1000) -> list[Score]:
-    return [metric(hypotheses, references, n_bootstrap) for metric in (bleu, chrf, ter)]
+def scores(
+    hypotheses: Sequence[str], references: References, n_bootstrap: int = 1000, tokenise: str = "13a"
+) -> list[Score]:
+    """`tokenise`: for BLEU, one of `TOKENISERS`."""
+    own = bleu(hypotheses, references, n_bootstrap, tokenise)
+    return [own, *(metric(hypotheses, references, n_bootstrap) for metric in (chrf, ter))]
 
 
 def compound_split_bleu(hypotheses: Sequence[str], references: References, n_bootstrap: int = 1000) -> Score:
@@ -138,13 +146,14 @@ def paired(
     references: References,
     n_samples: int = 1000,
     names: Sequence[str] = NAMES,
+    tokenise: str = "13a",
 ) -> list[Comparison]:
     """Whether two systems differ by more than chance: paired bootstrap resampling."""
     if n_samples < 1:
         raise ConfigError(f"n_samples must be at least 1, got {n_samples}: 1000 is usual")
     sets = _reference_sets(system, references)
     _reference_sets(other, references)
-    metrics = [_metric(name) for name in names]
+    metrics = [_metric(name, tokenise) for name in names]
     return [_compare(name, metric, system, other, sets, n_samples) for name, metric in zip(names, metrics, strict=True)]
 
 
@@ -186,9 +195,9 @@ def exact_match(hypotheses: Sequence[str], references: References) -> float:
     return sum(line.strip() in [text.strip() for text in own] for line, *own in rows) / len(hypotheses)
 
 
-def length_ratio(hypotheses: Sequence[str], references: References) -> float:
+def length_ratio(hypotheses: Sequence[str], references: References, tokenise: str = "13a") -> float:
     """Tokens of the translations to tokens of the references, as BLEU counts them for its brevity penalty."""
-    result = _metric(BLEU).corpus_score(hypotheses, _reference_sets(hypotheses, references))
+    result = _metric(BLEU, tokenise).corpus_score(hypotheses, _reference_sets(hypotheses, references))
     if not result.ref_len:
         raise DataError(f"{len(hypotheses)} references have 0 words: give references with text")
     return float(result.sys_len / result.ref_len)
@@ -199,6 +208,7 @@ def by_length(
     references: References,
     lengths: Sequence[int],
     bounds: Sequence[int] = (10, 20, 30, 50),
+    tokenise: str = "13a",
 ) -> list[LengthGroup]:
     """Scores of the sentences up to each bound and beyond the last. Groups without sentences are left out."""
     sets = _reference_sets(hypotheses, references)
@@ -211,25 +221,31 @@ def by_length(
         rows = [row for row, n in enumerate(lengths) if shortest <= n and (longest is None or n <= longest)]
         if rows:
             lines, own = [hypotheses[row] for row in rows], [[lines[row] for row in rows] for lines in sets]
-            score_bleu = _score(BLEU, _metric(BLEU), lines, own, n_bootstrap=0)
+            score_bleu = _score(BLEU, _metric(BLEU, tokenise), lines, own, n_bootstrap=0)
             groups.append(LengthGroup(shortest, longest, len(rows), score_bleu, chrf(lines, own, n_bootstrap=0)))
         shortest = 0 if longest is None else longest + 1
     return groups
 
 
-def _metric(name: str, force: bool = True) -> Metric:
+def _metric(name: str, tokenise: str = "13a", force: bool = True) -> Metric:
     """Imported when used: sacrebleu takes a moment."""
     from sacrebleu.metrics.bleu import BLEU as Bleu
     from sacrebleu.metrics.chrf import CHRF as Chrf
     from sacrebleu.metrics.ter import TER as Ter
 
     if name == BLEU:
-        return Bleu(force=force)
+        check_tokeniser(tokenise)
+        return Bleu(tokenize=tokenise, force=force or tokenise == "none")
     if name == CHRF:
         return Chrf(word_order=2)
     if name == TER:
         return Ter()
     raise ConfigError(f"{name!r} is no metric that we know: choose from {', '.join(NAMES)}")
+
+
+def check_tokeniser(tokenise: str) -> None:
+    if tokenise not in TOKENISERS:
+        raise ConfigError(f"--tokenise is {tokenise!r}, must be one of {', '.join(TOKENISERS)}: 13a is usual")
 
 
 def check_bootstrap(n_bootstrap: int) -> None:

@@ -91,6 +91,11 @@ def add_and_norm_backward(grad_ND: Tensor, normed: Normed, gain_D: Tensor, bias_
     return NormGradients(grad_x_ND, grad_y_ND, gain_grad_D, bias_grad_D, grad_y_ND.sum(0, dtype=gain_D.dtype))
 
 
+def linear_relu(x_ND: Tensor, W_DF: Tensor, b_F: Tensor) -> Tensor:
+    """max(0, x W + b). Not `addmm`, which first writes the bias to every row."""
+    return torch.mm(x_ND, W_DF).add_(b_F).relu_()
+
+
 def relu_backward_(grad_NF: Tensor, hidden_NF: Tensor) -> Tensor:
     """Puts zeros where the activation was off. Returns what is left, summed over the tokens."""
     torch.ops.aten.threshold_backward.grad_input(grad_NF, hidden_NF, 0, grad_input=grad_NF)

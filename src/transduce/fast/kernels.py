@@ -114,7 +114,7 @@ def add_and_norm_backward_kernel(
     tl.store(partial + 2 * n_columns, grad_y_sum_C, column_C < n_columns)
 
 
-# max(0, x W + b): the way back
+# The activation's way back
 
 
 @triton.jit

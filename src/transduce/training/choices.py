@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -65,13 +65,19 @@ class Choices:
 
 
 def choose(
-    config: RunConfig, device: str | None, n_ranks: int, longest: int, deterministic: bool, plain: bool = False
+    config: RunConfig,
+    device: str | None,
+    n_ranks: int,
+    longest: int,
+    deterministic: bool,
+    passes: str | None = None,
 ) -> Choices:
-    """`device` None: a GPU where there is one. `longest`: tokens of a sentence, which a pass must hold."""
+    """`device` None: a GPU where there is one. `longest`: tokens of a sentence, which a pass must hold. `passes`: a
+    `Way`, or None for what is best."""
     check_device(device)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     share = min(config.data.batch_tokens, max(longest, -(-config.data.batch_tokens // n_ranks)))
-    reason = why_plain(config.model, device, plain)
+    reason = why_plain(config.model, device, passes)
     way: Way = "written" if reason is None else "plain"
     if device == "cuda":
         return Choices(
@@ -95,15 +101,26 @@ def choose(
     )
 
 
-def why_plain(config: ModelConfig, device: str, asked: bool) -> str | None:
+def why_plain(config: ModelConfig, device: str, passes: str | None) -> str | None:
     """Why passes are not those written out, in words; None where they are."""
-    if asked:
+    if passes == "plain":
         return "as asked for"
+    if device == "cuda" and passes is None:
+        return "those written out have not been measured on a GPU"
     if device == "cuda" and importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    if device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return "this GPU has no bfloat16"
-    return why_not(config, device)
+        reason: str | None = "Triton is not installed"
+    elif device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        reason = "this GPU has no bfloat16"
+    else:
+        reason = why_not(config, device)
+    if reason is not None and passes == "written":
+        raise ConfigError(f"--passes is written, but {reason}: leave it out")
+    return reason
+
+
+def check_passes(passes: str | None) -> None:
+    if passes not in (None, *get_args(Way)):
+        raise ConfigError(f"--passes is {passes!r}, must be {' or '.join(get_args(Way))}: leave it out for the best")
 
 
 def check_device(device: str | None) -> None:

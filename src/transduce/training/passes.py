@@ -20,6 +20,8 @@ from transduce.fast.layout import AttentionInputs, Dropout, Given, NormGradients
 from transduce.fast.loss import add_product_
 from transduce.model import AddAndNorm, FeedForward, MemoryAttention, SelfAttention, Transformer, sinusoid
 
+COVERED = ("fast/*.py", "training/passes.py", "model.py")
+"""What a measurement of these passes on a GPU is about: it is stale once one of them changes."""
 GRAIN = 64
 """Lengths of passes on a GPU are multiples of it, as tiles of matrix products are."""
 N_SHAPES = 16
@@ -55,6 +57,7 @@ class Operations(Protocol):
         self, x_ND: Tensor, y_ND: Tensor, gain_D: Tensor, bias_D: Tensor, eps: float, dropout: Dropout
     ) -> tuple[Tensor, Any]: ...
     def add_and_norm_backward(self, grad_ND: Tensor, normed: Any, gain_D: Tensor, bias_D: Tensor) -> NormGradients: ...
+    def linear_relu(self, x_ND: Tensor, W_DF: Tensor, b_F: Tensor) -> Tensor: ...
     def relu_backward_(self, grad_NF: Tensor, hidden_NF: Tensor) -> Tensor: ...
     def attend(self, inputs: AttentionInputs, sight: Any, n_heads: int) -> Any: ...
     def attend_backward(
@@ -168,7 +171,7 @@ class FeedForwardPass:
         self.own, self.norm = model.own, NormPass(model, norm)
 
     def forward(self, x_ND: Tensor, keys_P: Tensor) -> tuple[Tensor, _FeedForwardSaved]:
-        hidden_NF = torch._addmm_activation(self.b_1.rough, x_ND, self.W_1.rough)
+        hidden_NF = self.own.linear_relu(x_ND, self.W_1.rough, self.b_1.rough)
         y_ND = torch.addmm(self.b_2.rough, hidden_NF, self.W_2.rough)
         out_ND, normed = self.norm.forward(x_ND, y_ND, keys_P)
         return out_ND, _FeedForwardSaved(x_ND, hidden_NF, normed)

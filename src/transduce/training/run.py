@@ -43,7 +43,7 @@ from transduce.errors import ConfigError, DataError, ModelFolderError, Transduce
 from transduce.folders import UNFINISHED, write_whole
 from transduce.metrics import bleu
 from transduce.model import Transformer
-from transduce.training.choices import Choices, check_device, choose, processor
+from transduce.training.choices import Choices, check_device, check_passes, choose, processor
 from transduce.training.dial import dial, with_steps
 from transduce.training.distributed import Group
 from transduce.training.loop import Speed, Tell, Trainer
@@ -77,7 +77,7 @@ class Request:
     device: str | None = None
     batch_tokens: str | None = None
     deterministic: bool = False
-    plain: bool = False
+    passes: str | None = None
 
 
 @dataclass
@@ -149,6 +149,7 @@ def check(request: Request) -> None:
     if request.budget is not None:
         parse_budget(request.budget)
     check_device(request.device)
+    check_passes(request.passes)
     override(PRESETS[request.size or "small"](), settings_of(request))
     if request.from_model is not None:
         load_config(model_folder(Path(request.from_model)))
@@ -200,7 +201,7 @@ def settle(folder: Path, request: Request, n_ranks: int, began: float, tell: Tel
         raise DataError(f"{prepared.folder} has other subwords than {request.from_model}: give the text instead")
     config, size = configure(request, prepared, parent)
     longest = longest_of(prepared)
-    choices = choose(config, request.device, n_ranks, longest, request.deterministic, request.plain)
+    choices = choose(config, request.device, n_ranks, longest, request.deterministic, request.passes)
     trainer = _trainer(folder, parent, config, choices, prepared, tell)
     if request.batch_tokens == "auto" and (fits := trainer.fits()) < choices.micro_tokens:
         choices = replace(choices, micro_tokens=max(fits, longest))

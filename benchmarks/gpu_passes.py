@@ -1,0 +1,178 @@
+"""The training pass that is written out, on a GPU: that it is right, that it repeats to the bit, and where time goes.
+
+    python -m benchmarks.gpu_passes --out benchmarks/results/gpu_passes_h200.json
+
+What the tests show by Triton's interpreter is shown here by compiled kernels in bf16: the gradients' distance from
+float64 is held to that of autograd under autocast. Exits with 1 when a check fails. The result names the hash of the
+sources it covers, which a test compares with those at hand.
+"""
+
+# Axes: B sentences, S source positions, T target positions.
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from experiments.passport import passport, sources_of, write_result
+from transduce import ModelConfig, RunConfig, Transformer, base, big, small, with_model
+from transduce.data.batches import make_batch
+from transduce.ops import settle_kernels
+from transduce.training.passes import COVERED, Passes, written_passes
+from transduce.training.recipe import adam, model_loss
+
+DEVICE = "cuda"
+NO_WORSE_THAN = 1.5
+"""Distance from float64 over that of autograd under autocast."""
+CASES: dict[str, dict[str, Any]] = {
+    "the paper": {},
+    "learned positions": {"positions": "learned"},
+    "window": {"attention_window": 16},
+    "not tied": {"tied_embeddings": "none", "target_vocab_size": 6000},
+    "narrow heads": {"d_k": 16, "d_v": 32},
+    "width no power of two": {"d_model": 192, "d_ff": 500},
+}
+
+
+def batch_of(config: ModelConfig, n_tokens: int, longest: int, seed: int = 0) -> list[Tensor]:
+    """Sentences of all lengths, so many tokens of either side."""
+    rng, pairs, n = np.random.default_rng(seed), [], 0
+    while n < n_tokens:
+        lengths = rng.integers(1, longest, 2)
+        pairs.append((rng.integers(3, config.source_vocab_size, lengths[0]).tolist(),
+                      rng.integers(3, config.target_vocab_size, lengths[1]).tolist()))  # fmt: skip
+        n += max(lengths) + 1
+    return [torch.from_numpy(ids) for ids in make_batch(pairs, config)[:3]]
+
+
+def zero_gradients(model: Transformer) -> None:
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+
+
+def passes_of(model: Transformer, longest: int, n_tokens: int) -> Passes:
+    zero_gradients(model)
+    return written_passes(model, longest, torch.bfloat16, n_tokens, 0.1)
+
+
+def distance(found: Transformer, expected: Transformer) -> float:
+    """Of all gradients, the largest: norm of the difference over norm of the expected."""
+    pairs = zip(found.parameters(), expected.parameters(), strict=True)
+    gradients = ((p.grad, q.grad) for p, q in pairs)
+    return max(float((a.double() - b).norm() / b.norm()) for a, b in gradients if a is not None and b is not None)
+
+
+def check_gradients(name: str, changes: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    config = with_model(small(), **({"dropout": 0.0} | changes)).model
+    ours = Transformer(config).to(DEVICE).train()
+    theirs, exact = copy.deepcopy(ours), copy.deepcopy(ours).double()
+    batch, factor = batch_of(config, 3000, 120), 1 / 1000
+    loss_sum = passes_of(ours, 121, 6000).add_gradients(batch, [1], factor)
+    source_BS, target_in_BT, target_out_BT = (ids.to(DEVICE) for ids in batch)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        (model_loss(theirs, source_BS, target_in_BT, target_out_BT, 0.1, in_chunks=False) * factor).backward()
+    expected = model_loss(exact, source_BS, target_in_BT, target_out_BT, 0.1, in_chunks=False)
+    (expected * factor).backward()
+    found, usual = distance(ours, exact), distance(theirs, exact)
+    loss_distance = abs(float(loss_sum) / float(expected) - 1)
+    return {
+        "check": f"gradients, {name}", "distance": found, "of_autograd": usual, "loss": loss_distance,
+        "passed": found < NO_WORSE_THAN * usual and loss_distance < 2e-3,
+    }  # fmt: skip
+
+
+def check_repeats() -> dict[str, Any]:
+    """With dropout: a replayed graph gives the bits of the first pass, other seeds others; two passes add up."""
+    torch.manual_seed(0)
+    config = small().model
+    model = Transformer(config).to(DEVICE).train()
+    passes, found = passes_of(model, 121, 6000), []
+    batches = [batch_of(config, 3000, 120, seed) for seed in (0, 1)]
+    for seed, n in ((1, 1), (1, 1), (2, 1), (1, 2)):
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.zero_()
+        for batch in batches[:n]:
+            passes.add_gradients(batch, [seed], 1e-3)
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    same, other, longer = (all(map(torch.equal, found[0], found[i])) for i in (1, 2, 3))
+    return {"check": "repeats to the bit", "same_seed": same, "other_seed": other, "more": longer,
+            "passed": same and not other and not longer}  # fmt: skip
+
+
+def synthetic(config: RunConfig, n_tokens: int, n_steps: int = 30) -> dict[str, Any]:
+    """Sentences of 32 tokens: a whole step, and the time of its kernels."""
+    torch.manual_seed(0)
+    model = Transformer(config.model).to(DEVICE).train()
+    optimiser = adam(model.parameters(), config.train)
+    optimiser.param_groups[0]["lr"] = 1e-4
+    passes = passes_of(model, 32, n_tokens)
+    batch = list(torch.randint(3, config.model.target_vocab_size, (3, n_tokens // 32, 32)))
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=False)
+        passes.add_gradients(batch, [1], 1 / n_tokens)
+        optimiser.step()
+
+    milliseconds = time_of(step, n_steps)
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        step()
+        torch.cuda.synchronize()
+    kernels = sorted(found.key_averages(), key=lambda e: -e.self_device_time_total)
+    return {
+        "d_model": config.model.d_model, "tokens": n_tokens, "milliseconds": milliseconds,
+        "target_tokens_per_second": n_tokens / milliseconds * 1e3,
+        "kernels": [[e.key[:90], round(e.self_device_time_total / 1e3, 3), e.count] for e in kernels[:25]],
+        "memory_bytes": torch.cuda.max_memory_allocated(),
+    }  # fmt: skip
+
+
+def time_of(step: Callable[[], None], n: int) -> float:
+    for _ in range(3):
+        step()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(n):
+        step()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / n
+
+
+def main(
+    out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
+    tokens: int = 25_600,
+) -> None:
+    settle_kernels(DEVICE)
+    result: dict[str, Any] = {"benchmark": "gpu_passes", "covers": sources_of(COVERED), "checks": [], "speed": []}
+
+    def keep(where: str, found: dict[str, Any]) -> None:
+        print({key: value for key, value in found.items() if key != "kernels"}, flush=True)
+        for kernel in found.get("kernels", []):
+            print("  ", *kernel, flush=True)
+        result[where].append(found)
+        if out is not None:  # after each: the device may be gone before the next has ended
+            write_result(out, result | passport(base(), DEVICE))
+
+    for name, changes in CASES.items():
+        keep("checks", check_gradients(name, changes))
+    keep("checks", check_repeats())
+    for config, n in itertools.product((base(), big()), (tokens,)):
+        keep("speed", synthetic(config, n))
+    keep("speed", synthetic(small(), 8192))
+    if not all(check["passed"] for check in result["checks"]):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
