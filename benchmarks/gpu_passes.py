@@ -27,7 +27,7 @@ from experiments.passport import passport, sources_of, write_result
 from transduce import ModelConfig, RunConfig, Transformer, base, big, small, with_model
 from transduce.data.batches import make_batch
 from transduce.ops import settle_kernels
-from transduce.training.passes import COVERED, Passes, written_passes
+from transduce.training.passes import COVERED, GraphPasses, ThreadPasses, written_passes
 from transduce.training.recipe import adam, model_loss
 
 DEVICE = "cuda"
@@ -59,7 +59,7 @@ def zero_gradients(model: Transformer) -> None:
         p.grad = torch.zeros_like(p)
 
 
-def passes_of(model: Transformer, longest: int, n_tokens: int) -> Passes:
+def passes_of(model: Transformer, longest: int, n_tokens: int) -> GraphPasses | ThreadPasses:
     zero_gradients(model)
     return written_passes(model, longest, torch.bfloat16, n_tokens, 0.1)
 

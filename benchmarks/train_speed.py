@@ -15,6 +15,7 @@ Synthetic ids, no padding.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -38,6 +39,7 @@ from experiments.passport import passport, write_result
 from transduce import RunConfig, Transformer
 from transduce.config import PRESETS
 from transduce.fast.cpu import keep_memory
+from transduce.training.choices import Choices
 from transduce.training.passes import written_passes
 from transduce.training.recipe import adam, loss
 
@@ -80,10 +82,15 @@ def make_step(way: Way, config: RunConfig, device: str, tokens: int) -> Callable
     model = model.to(device).train()
     optimiser = adam(model.parameters(), config.train)
     optimiser.param_groups[0]["lr"] = 1e-4
+    all_threads: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     if isinstance(model, Transformer):
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
-        passes = written_passes(model, LENGTH, dtype, ids[0].numel(), config.train.label_smoothing)
+        n_threads = torch.get_num_threads()
+        choices = Choices(device, "float32", n_threads, ids[0].numel(), False, "written")
+        choices.apply()
+        all_threads = choices.all_threads
+        passes = written_passes(model, LENGTH, dtype, ids[0].numel(), config.train.label_smoothing, n_threads)
 
         def add_gradients() -> None:
             optimiser.zero_grad(set_to_none=False)
@@ -106,7 +113,8 @@ def make_step(way: Way, config: RunConfig, device: str, tokens: int) -> Callable
 
     def step() -> None:
         add_gradients()
-        optimiser.step()
+        with all_threads():
+            optimiser.step()
 
     return step
 

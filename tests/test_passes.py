@@ -19,7 +19,7 @@ from transduce import ModelConfig, Transformer, ops
 from transduce.fast import cpu
 from transduce.fast import gpu as kernels
 from transduce.fast.layout import AttentionInputs, Dropout, Shape, Side, Sight, pack, padded, unpack
-from transduce.training.passes import WrittenPass, why_not
+from transduce.training.passes import WrittenPass, why_not, written_passes
 from transduce.training.recipe import loss, model_loss
 
 LENGTHS = [(3, 5), (9, 2), (1, 1), (70, 13), (4, 67)]
@@ -89,6 +89,35 @@ def assert_near(found: Tensor | None, expected: Tensor | None, name: str, tolera
     assert found is not None
     assert expected is not None
     assert (found - expected).norm() <= tolerance * expected.norm(), name
+
+
+@pytest.mark.parametrize("n_threads", [2, 3, 9])
+def test_workers_share_a_batch_and_add_up(n_threads: int) -> None:
+    """Five sentences, so that some of the workers have none. Gradients are added to, twice."""
+    config = packed_config(d_v=16)
+    batch, found = padded_batch(config), []
+    for n in (1, n_threads):
+        model = random_model(config, torch.float32).train()
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        passes = written_passes(model, 71, torch.float32, 500, 0.1, n)
+        loss_sum = passes.add_gradients(batch, [1], 0.5) + passes.add_gradients(batch, [2], 0.5)
+        found.append([loss_sum, *(p.grad for p in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        assert_near(one, other, "", 1e-5)
+
+
+def test_with_dropout_workers_repeat_to_the_bit() -> None:
+    config = packed_config(d_v=16, dropout=0.3)
+    batch, found = padded_batch(config), []
+    for seed in (1, 1, 2):
+        model = random_model(config, torch.float32).train()
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        loss_sum = written_passes(model, 71, torch.float32, 500, 0.1, 2).add_gradients(batch, [seed], 1.0)
+        found.append([loss_sum, *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert all(map(torch.equal, found[0], found[1]))
+    assert not any(map(torch.equal, found[0], found[2]))
 
 
 def test_in_bfloat16_it_is_as_near_as_autograd_is() -> None:

@@ -39,9 +39,10 @@ def mask_of(shape: torch.Size, dropout: Dropout, dtype: torch.dtype) -> Tensor |
     if dropout.probability == 0:
         return None
     n, threshold = shape.numel(), round(dropout.probability * 2**16)
-    bits = np.random.SFC64(int(dropout.keys_P[dropout.place]) & 0xFFFFFFFF).random_raw(-(-n // 4)).view(np.int16)
-    is_kept = torch.from_numpy(bits[:n]).view(shape) >= threshold - 2**15
-    return is_kept.to(dtype).mul_(1 / (1 - threshold / 2**16))
+    bits = np.random.SFC64(int(dropout.keys_P[dropout.place]) & 0xFFFFFFFF).random_raw(-(-n // 4)).view(np.uint16)
+    # By NumPy, which compares 16-bit numbers twenty times faster than PyTorch.
+    mask = np.multiply(bits[:n] >= threshold, np.float32(1 / (1 - threshold / 2**16)))
+    return torch.from_numpy(mask).view(shape).to(dtype)
 
 
 def embed(
@@ -145,4 +146,4 @@ def projected_loss(
 ) -> tuple[Tensor, Tensor]:
     """The summed loss, and the gradient of x, which like that added to `W_grad_VD` is times `factor_1`."""
     found = loss_and_gradients(x_TD, W_VD, None, target_T, label_smoothing, pad_id, W_grad_VD, float(factor_1))
-    return found.loss_sum, found.grad_x_ND
+    return found.loss_sum, found.grad_x_ND.to(x_TD.dtype)

@@ -69,34 +69,41 @@ def loss_and_gradients(
     token_N = (target_N != pad_id).nonzero().squeeze(1)  # padding is not worth a product
     x_MD, target_M = x_ND[token_N], target_N[token_N]
     rough_W_VD, rough_b_V = W_VD.to(x_ND.dtype), None if b_V is None else b_V.to(x_ND.dtype)
-    grad_x_MD, grad_b_V, dtype = torch.empty_like(x_MD), grad_W_VD.new_zeros(len(W_VD)), grad_W_VD.dtype
+    dtype, grad_b_V = grad_W_VD.dtype, grad_W_VD.new_zeros(len(W_VD))
+    grad_x_MD = torch.empty_like(x_MD, dtype=dtype)
     # One buffer for all chunks: memory that was never touched costs more than what is written to it.
     room_CV = x_ND.new_empty(min(CHUNK, len(x_MD)), len(W_VD))
-    loss_sum = grad_W_VD.new_zeros(())
+    loss_sum, mean_W_D = grad_W_VD.new_zeros(()), rough_W_VD.mean(0, dtype=dtype)
+    mean_b = 0.0 if b_V is None else b_V.mean()
     for x_CD, target_C, grad_x_CD in zip(*(of.split(CHUNK) for of in (x_MD, target_M, grad_x_MD)), strict=True):
         logits_CV, target_C1 = room_CV[: len(x_CD)], target_C[:, None]
         torch.mm(x_CD, rough_W_VD.T, out=logits_CV)
         if rough_b_V is not None:
             logits_CV += rough_b_V
         logits_CV = logits_CV.to(dtype)
-        wanted_C1, mean_C1 = logits_CV.gather(1, target_C1), logits_CV.mean(1, keepdim=True)
+        wanted_C1, mean_C1 = logits_CV.gather(1, target_C1), (x_CD.to(dtype) @ mean_W_D)[:, None] + mean_b
         top_C1 = logits_CV.amax(1, keepdim=True)
         Z_C1 = logits_CV.sub_(top_C1).exp_().sum(1, keepdim=True)
         loss_C1 = top_C1 + Z_C1.log() - (1 - label_smoothing) * wanted_C1 - label_smoothing * mean_C1
         loss_sum += loss_C1.sum()
-        # By the logits, the gradient is what was given less what was wanted: exp / Z less one at the target, less the
-        # same everywhere. Here it is times Z; what is the same everywhere comes at the end.
-        grad_CV = logits_CV.scatter_add_(1, target_C1, (label_smoothing - 1) * Z_C1).to(x_ND.dtype)
-        share_C1 = factor / Z_C1
-        torch.mm(grad_CV, rough_W_VD, out=grad_x_CD).mul_(share_C1)
-        add_product_(grad_W_VD, grad_CV.T, (x_CD * share_C1).to(x_ND.dtype))
+        # By the logits, the gradient is what was given less what was wanted: exp / Z, less one at the target, less the
+        # same everywhere, which comes at the end.
+        logits_CV.mul_(factor / Z_C1)
+        logits_CV.scatter_add_(1, target_C1, torch.full_like(Z_C1, factor * (label_smoothing - 1)))
         if b_V is not None:
-            grad_b_V += (grad_CV * share_C1).sum(0)
+            grad_b_V += logits_CV.sum(0)
+        grad_CV = logits_CV.to(x_ND.dtype)
+        if grad_CV.dtype == dtype:
+            torch.mm(grad_CV, rough_W_VD, out=grad_x_CD)
+        else:
+            grad_x_CD.copy_(grad_CV @ rough_W_VD)
+        add_product_(grad_W_VD, grad_CV.T, x_CD)
     everywhere = factor * label_smoothing / len(W_VD)
-    grad_x_MD -= everywhere * rough_W_VD.sum(0)
+    grad_x_MD -= everywhere * rough_W_VD.sum(0, dtype=dtype)
     grad_W_VD -= everywhere * x_MD.sum(0, dtype=dtype)
     grad_b_V -= everywhere * len(x_MD)
-    return _Found(loss_sum, torch.zeros_like(x_ND).index_copy_(0, token_N, grad_x_MD), grad_W_VD, grad_b_V)
+    grad_x_ND = torch.zeros_like(x_ND, dtype=dtype).index_copy_(0, token_N, grad_x_MD)
+    return _Found(loss_sum, grad_x_ND, grad_W_VD, grad_b_V)
 
 
 def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,7 +21,7 @@ from transduce.data.parallel import environment_of_children, n_cores
 from transduce.errors import ConfigError
 from transduce.fast.cpu import keep_memory
 from transduce.ops import settle_kernels
-from transduce.training.passes import why_not, written_passes
+from transduce.training.passes import MOST_WORKERS, why_not, written_passes
 
 Dtype = Literal["float32", "bfloat16"]
 Way = Literal["written", "plain"]
@@ -50,7 +50,7 @@ class Choices:
 
     def apply(self) -> None:
         """To this process."""
-        torch.set_num_threads(self.n_threads)
+        torch.set_num_threads(self.n_inner_threads)
         if self.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
@@ -59,6 +59,22 @@ class Choices:
             torch.set_float32_matmul_precision("high")
         else:
             keep_memory()
+
+    @property
+    def n_inner_threads(self) -> int:
+        """Of one operation in training: passes that are written out have workers instead."""
+        if self.device == "cpu" and self.way == "written":
+            return max(1, self.n_threads // MOST_WORKERS)
+        return self.n_threads
+
+    @contextlib.contextmanager
+    def all_threads(self) -> Iterator[None]:
+        """For what is not training."""
+        torch.set_num_threads(self.n_threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(self.n_inner_threads)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16")
@@ -202,14 +218,16 @@ def measure(arguments: Sequence[str] | None = None) -> None:
     from transduce.training.recipe import model_loss
 
     task = json.loads((arguments or sys.argv[1:])[0])
-    torch.set_num_threads(task["n_threads"])
     keep_memory()
     config, dtype = ModelConfig(**task["model"]), getattr(torch, task["dtype"])
     model = Transformer(config)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     ids_BT = torch.randint(3, min(config.source_vocab_size, config.target_vocab_size), (32, 24))
-    passes = written_passes(model, 24, dtype, ids_BT.numel(), 0.1) if why_not(config, "cpu") is None else None
+    passes, n_threads = None, task["n_threads"]
+    if why_not(config, "cpu") is None:
+        passes = written_passes(model, 24, dtype, ids_BT.numel(), 0.1, n_threads)
+    torch.set_num_threads(n_threads if passes is None else max(1, n_threads // MOST_WORKERS))
     n_done, start = 0, time.perf_counter()
     while (spent := time.perf_counter() - start) < MEASURED_SECONDS or n_done < 2:
         if passes is not None:

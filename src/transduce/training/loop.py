@@ -30,7 +30,7 @@ from transduce.errors import TransduceError
 from transduce.model import Transformer
 from transduce.training.choices import Choices
 from transduce.training.distributed import Group
-from transduce.training.passes import Passes, written_passes
+from transduce.training.passes import GraphPasses, ThreadPasses, written_passes
 from transduce.training.recipe import adam, learning_rate, loss, model_loss
 
 Tell = Callable[[dict[str, Any]], None]
@@ -146,10 +146,15 @@ class Trainer:
             micro_tokens=micro_tokens,
         )  # fmt: skip
 
-    def _written_passes(self) -> Passes:
-        dtype = torch.bfloat16 if self.choices.dtype == "bfloat16" else torch.float32
-        longest, micro_tokens = int(self.layout.shape_K2.max()), self.choices.micro_tokens
-        return written_passes(self.model, longest, dtype, micro_tokens, self.config.train.label_smoothing)
+    def _written_passes(self) -> GraphPasses | ThreadPasses:
+        return written_passes(
+            self.model,
+            int(self.layout.shape_K2.max()),
+            torch.bfloat16 if self.choices.dtype == "bfloat16" else torch.float32,
+            self.choices.micro_tokens,
+            self.config.train.label_smoothing,
+            self.choices.n_threads,
+        )
 
     def begin(self, config: RunConfig, group: Group) -> None:
         """Everything as it is before the first step. What model and layout were made from may not differ."""
@@ -313,7 +318,8 @@ class Trainer:
         is_bad = 1.0 - torch.isfinite(norm).float()
         self.optimiser.found_inf = is_bad  # type: ignore[attr-defined]
         self.optimiser.param_groups[0]["lr"] = self._rate(step)
-        self.optimiser.step()
+        with self.choices.all_threads():
+            self.optimiser.step()
         self.window.add(step, loss_sum, norm, is_bad, share.n_target_tokens)
 
     def _rate(self, step: int) -> float:
@@ -409,13 +415,16 @@ class Trainer:
         if not self.group.is_first:
             return {}
         self.model.eval()
-        with self.choices.autocast():
+        with self.choices.autocast(), self.choices.all_threads():
             found = self._judge(self.model, n)
         self.model.train()
         return found
 
-    @torch.no_grad()
     def validation_loss(self) -> Valid:
+        with self.choices.all_threads(), torch.no_grad():
+            return self._validation_loss()
+
+    def _validation_loss(self) -> Valid:
         pad_id, layout = self.config.model.pad_id, self.valid_layout
         assert layout is not None, "there are validation pairs"
         total_3 = torch.zeros(3, dtype=torch.float64, device=self.group.device)

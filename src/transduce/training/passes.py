@@ -10,6 +10,7 @@ keep is not kept, and nothing is in the way of recording it all as a CUDA graph:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -24,6 +25,8 @@ COVERED = ("fast/*.py", "training/passes.py", "model.py")
 """What a measurement of these passes on a GPU is about: it is stale once one of them changes."""
 GRAIN = 64
 """Lengths of passes on a GPU are multiples of it, as tiles of matrix products are."""
+MOST_WORKERS = 4
+"""On a CPU, parts of a batch at once. Each has gradients of its own, so that memory grows with them."""
 N_SHAPES = 16
 """Passes on a GPU are as long as the longest, or equal steps shorter: more steps waste less room and record longer."""
 
@@ -326,20 +329,73 @@ class WrittenPass:
         return [(own.source_embedding, own.source_positions), (own.target_embedding, own.target_positions)][place]
 
 
-# Passes, recorded
+# Passes over batches
 
 
 def written_passes(
-    model: Transformer, longest: int, dtype: torch.dtype, most_tokens: int, label_smoothing: float
-) -> Passes:
-    """`longest`: tokens of a sentence; `most_tokens`: of a batch of either side."""
-    own = operations_on(next(model.parameters()).device)
-    return Passes(WrittenPass(model, longest, dtype, own), most_tokens, label_smoothing)
+    model: Transformer, longest: int, dtype: torch.dtype, most_tokens: int, label_smoothing: float, n_threads: int = 1
+) -> GraphPasses | ThreadPasses:
+    """`longest`: tokens of a sentence; `most_tokens`: of a batch of either side; `n_threads`: on a CPU."""
+    device = next(model.parameters()).device
+    own = operations_on(device)
+    if device.type == "cuda":
+        return GraphPasses(WrittenPass(model, longest, dtype, own), most_tokens, label_smoothing)
+    twins = [model, *(shadow(model) for _ in range(min(n_threads, MOST_WORKERS) - 1))]
+    return ThreadPasses([WrittenPass(twin, longest, dtype, own) for twin in twins], label_smoothing, n_threads)
 
 
-class Passes:
-    """Passes over batches. On a GPU they have a few shapes, each of which is recorded as a graph when it is first
-    needed, and replayed from then on."""
+def shadow(model: Transformer) -> Transformer:
+    """The same weights, in the same memory, with gradients of its own."""
+    twin = Transformer(model.config)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        q.data, q.grad = p.data, torch.zeros_like(p)
+    return twin.train()
+
+
+class ThreadPasses:
+    """On a CPU: a batch is cut into as many parts as there are workers, which meet only at the end of a pass. Threads
+    inside each operation would wait for each other hundreds of times, and for long on a busy machine."""
+
+    def __init__(self, runs: Sequence[WrittenPass], label_smoothing: float, n_threads: int) -> None:
+        self.runs, self.label_smoothing, self.config = runs, label_smoothing, runs[0].config
+        self.inner_threads = max(1, n_threads // len(runs))
+        self.pool = ThreadPoolExecutor(max(1, len(runs) - 1), "pass", torch.set_num_threads, (self.inner_threads,))
+
+    def add_gradients(self, batch: Sequence[Tensor], seed: Sequence[int], factor: float) -> Tensor:
+        """Adds to each parameter's gradient; returns the summed loss."""
+        n_rows, n_workers = len(batch[0]), len(self.runs)
+        parts = list(zip(*(ids.split(-(-n_rows // n_workers)) for ids in batch), strict=True))
+
+        def work(i: int) -> Tensor:
+            given = padded(parts[i], [*seed, i], self.config, self.runs[i].dtype)
+            return self.runs[i].add_gradients(given, self.label_smoothing, torch.tensor([factor]))
+
+        others = [self.pool.submit(work, i) for i in range(1, len(parts))]
+        loss_sum = work(0)
+        for other in others:
+            loss_sum += other.result()
+        merging = [self.pool.submit(self._merge, i, len(parts)) for i in range(1, n_workers)]
+        self._merge(0, len(parts))
+        for one in merging:
+            one.result()
+        return loss_sum
+
+    def _merge(self, i: int, n_parts: int) -> None:
+        """A share of the parameters: their gradients, always added in the same order."""
+        own, *others = (
+            [gradient_of(p) for p in run.model.parameters()][i :: len(self.runs)] for run in self.runs[:n_parts]
+        )
+        for more in others:
+            torch._foreach_add_(own, more)
+            torch._foreach_zero_(more)
+
+    def forget(self) -> None:
+        """Nothing is kept between passes."""
+
+
+class GraphPasses:
+    """On a GPU: passes of a few shapes, each of which is recorded as a graph when it is first needed, and replayed from
+    then on."""
 
     def __init__(self, run: WrittenPass, most_tokens: int, label_smoothing: float) -> None:
         self.run, self.label_smoothing, self.config = run, label_smoothing, run.config
@@ -349,9 +405,6 @@ class Passes:
 
     def add_gradients(self, batch: Sequence[Tensor], seed: Sequence[int], factor: float) -> Tensor:
         """Adds to each parameter's gradient; returns the summed loss, which the next pass may overwrite."""
-        if self.device.type == "cpu":
-            given = padded(batch, seed, self.config, self.run.dtype)
-            return self.run.add_gradients(given, self.label_smoothing, torch.tensor([factor]))
         arrays = [ids.numpy() for ids in batch]
         n_source, _, n_target = (int((ids != self.config.pad_id).sum()) for ids in arrays)
         shape = Shape(*(-(-n // self.grain) * self.grain for n in (n_source, n_target)))
