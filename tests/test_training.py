@@ -39,7 +39,7 @@ from transduce import (
 from transduce.checkpoint import average, checkpoints, fault_of, load_checkpoint, save_checkpoint
 from transduce.data.corpora import find_corpus
 from transduce.data.prepare import Prepared, prepare
-from transduce.errors import DataError
+from transduce.errors import ConfigError, DataError
 from transduce.show import TrainingDisplay, show_training
 from transduce.training import choices, loop, run
 from transduce.training.choices import Choices
@@ -426,6 +426,7 @@ BAD: list[tuple[list[str], str]] = [
     (["tatoeba-40k", "--size", "huge"], "--size is 'huge', must be one of base, big, small, tiny"),
     (["tatoeba-40k", "--budget", "soon"], "--budget is 'soon', must be a time such as 90s"),
     (["tatoeba-40k", "--device", "tpu"], "--device is 'tpu', must be cpu or cuda"),
+    (["tatoeba-40k", "--passes", "fast"], "--passes is 'fast', must be written or plain: leave it out for the best"),
     (
         ["tatoeba-40k", "--set", "train.max_stepz=3"],
         "'max_stepz' is no field of section train: did you mean max_steps?",
@@ -471,6 +472,17 @@ def test_a_run_goes_on_from_a_model(tmp_path: Path, prepared_folder: Path) -> No
     assert config.model == first.config
     for name, W in second.weights().items():
         torch.testing.assert_close(W, first.weights()[name])
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_passes_are_written_out_where_they_can_be_and_else_it_is_said() -> None:
+    chosen = choices.choose(tiny(), "cpu", 1, 100, False)
+    assert (chosen.way, chosen.why_plain) == ("written", None)
+    assert choices.choose(tiny(), "cpu", 1, 100, False, "plain").why_plain == "as asked for"
+    pre_norm = with_model(tiny(), norm="pre")
+    assert choices.choose(pre_norm, "cpu", 1, 100, False).why_plain == "model.norm is pre"
+    with pytest.raises(ConfigError, match="--passes is written, but model.norm is pre: leave it out"):
+        choices.choose(pre_norm, "cpu", 1, 100, False, "written")
 
 
 @pytest.mark.usefixtures("quick_choice")
