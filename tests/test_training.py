@@ -39,7 +39,7 @@ from transduce import (
 from transduce.checkpoint import average, checkpoints, fault_of, load_checkpoint, save_checkpoint
 from transduce.data.corpora import find_corpus
 from transduce.data.prepare import Prepared, prepare
-from transduce.errors import ConfigError, DataError
+from transduce.errors import DataError
 from transduce.show import TrainingDisplay, show_training
 from transduce.training import choices, loop, run
 from transduce.training.choices import Choices
@@ -481,7 +481,7 @@ def test_passes_are_written_out_where_they_can_be_and_else_it_is_said() -> None:
     assert choices.choose(tiny(), "cpu", 1, 100, False, "plain").why_plain == "as asked for"
     pre_norm = with_model(tiny(), norm="pre")
     assert choices.choose(pre_norm, "cpu", 1, 100, False).why_plain == "model.norm is pre"
-    with pytest.raises(ConfigError, match="--passes is written, but model.norm is pre: leave it out"):
+    with pytest.raises(ConfigError, match=r"--passes is written, but .* is pre: leave it out"):
         choices.choose(pre_norm, "cpu", 1, 100, False, "written")
 
 
