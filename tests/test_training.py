@@ -450,6 +450,9 @@ def test_bad_input_is_one_line_and_leaves_no_run(tmp_path: Path, arguments: list
 def test_another_request_is_refused(tmp_path: Path, prepared_folder: Path) -> None:
     claim(tmp_path / "run", request_for(prepared_folder))
     claim(tmp_path / "run", request_for(prepared_folder))
+    path = tmp_path / "run" / run.REQUEST
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "passes"}))
+    claim(tmp_path / "run", request_for(prepared_folder))  # begun before that could be asked for
     with pytest.raises(ConfigError, match=r"run that was asked for otherwise \(settings differ\)"):
         claim(tmp_path / "run", request_for(prepared_folder, "train.seed=2"))
     (tmp_path / "other").mkdir()

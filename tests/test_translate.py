@@ -26,6 +26,7 @@ from transduce.checkpoint import Origin, load_origin
 from transduce.data.prepare import Prepared
 from transduce.data.subword import SUBWORDS, Subwords
 from transduce.decoding import Hypothesis
+from transduce.evaluate import perplexity_of
 from transduce.records import Form, translate_files
 from transduce.spelling import LINE_BREAKS
 from transduce.translate import CLOSE, CLOSE_SHARE, Translation, Translator
@@ -499,5 +500,11 @@ def test_bad_input_is_one_line_and_exit_2(trained: Path, arguments: list[str], m
 def test_bfloat16_works_and_says_nearly_the_same(trained: Path, translator: Translator, sentences: list[str]) -> None:
     rough = Translator.load(trained, device="cpu", dtype=torch.bfloat16)
     lines = sentences[:40]
-    pairs = zip(rough.translate(lines), translator.translate(lines), strict=True)
-    assert sum(a.text == b.text for a, b in pairs) > 20
+    exact = [translation.text for translation in translator.translate(lines)]
+    # A model that has learnt little is of two minds about many words, so that texts may differ; what it thinks of one
+    # and the same text may not.
+    assert len(rough.translate(lines)) == len(lines)
+    found, expected = (perplexity_of(one, lines, exact, None)[0] for one in (rough, translator))
+    assert found is not None
+    assert found == pytest.approx(expected, rel=0.02)
+    assert found != expected, "it is another precision"

@@ -1,4 +1,4 @@
-"""Triton kernels for training on a GPU: how each is called, and what it is for, is in `packed.py` beside this."""
+"""Triton kernels for training on a GPU: how each is called, and what it is for, is in `gpu.py` beside this."""
 
 # Axes of a tile: R rows, C columns; in attention Q queries, M attended positions, K = d_k, U = d_v.
 

@@ -10,7 +10,7 @@ keep is not kept, and nothing is in the way of recording it all as a CUDA graph:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -371,7 +371,10 @@ class ThreadPasses:
             return self.runs[i].add_gradients(given, self.label_smoothing, torch.tensor([factor]))
 
         others = [self.pool.submit(work, i) for i in range(1, len(parts))]
-        loss_sum = work(0)
+        try:
+            loss_sum = work(0)
+        finally:
+            wait(others)  # whatever happened here, nobody works on when this is left
         for other in others:
             loss_sum += other.result()
         merging = [self.pool.submit(self._merge, i, len(parts)) for i in range(1, n_workers)]
@@ -390,7 +393,9 @@ class ThreadPasses:
             torch._foreach_zero_(more)
 
     def forget(self) -> None:
-        """Nothing is kept between passes."""
+        """After a pass that failed: what workers had found of it."""
+        for run in self.runs[1:]:
+            torch._foreach_zero_([gradient_of(p) for p in run.model.parameters()])
 
 
 class GraphPasses:

@@ -135,7 +135,8 @@ def train(folder: Path, request: Request, tell: Tell, progress: Progress) -> dic
     if group.is_first:
         write_whole(folder / RESULT, json.dumps(result, indent=2) + "\n")
         if not (folder / MODEL).exists():
-            heads = choose_heads(trainer.model, pairs_to_align(prepared), group.device)
+            with settled.choices.all_threads():
+                heads = choose_heads(trainer.model, pairs_to_align(prepared), group.device)
             save_model(folder / MODEL, trainer.model, settled.config, prepared.subwords, origin_of(prepared), heads)
         hear({"event": "end", "step": trainer.state.step, **ended})
     group.close()
@@ -173,9 +174,9 @@ def claim(folder: Path, request: Request) -> None:
     """The folder is ours, new, or refused."""
     path, wanted = folder / REQUEST, json.loads(json.dumps(asdict(request)))
     if path.exists():
-        known = _read(path)
-        if known != wanted:
-            differing = [name for name in wanted if wanted[name] != known.get(name)]
+        # What could not be asked for yet when the run began has its default.
+        known = json.loads(json.dumps(asdict(Request()))) | _read(path)
+        if differing := [name for name in wanted if wanted[name] != known[name]]:
             raise ConfigError(
                 f"{folder} holds a run that was asked for otherwise ({', '.join(differing)} differ): give the same "
                 "command to go on with it, or another --out"
