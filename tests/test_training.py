@@ -365,6 +365,13 @@ def test_a_run_leaves_a_model_and_its_story(tmp_path: Path, prepared_folder: Pat
 
 
 @pytest.mark.usefixtures("quick_choice")
+def test_a_run_need_not_translate(tmp_path: Path, prepared_folder: Path) -> None:
+    result = train(tmp_path / "run", request_for(prepared_folder, "train.valid_translations=0"), quiet, quiet)
+    assert "bleu" not in result
+    assert (tmp_path / "run" / "model").is_dir()
+
+
+@pytest.mark.usefixtures("quick_choice")
 def test_runs_can_be_compared(tmp_path: Path, prepared_folder: Path) -> None:
     for name, dropout in (("a", 0.1), ("b", 0.5)):
         train(tmp_path / name, request_for(prepared_folder, f"model.dropout={dropout}"), quiet, quiet)

@@ -190,7 +190,7 @@ class Trainer:
             self.validation_loss()
         seconds_per_validation, began = time.perf_counter() - began, time.perf_counter()
         n_judged = min(CALIBRATE_JUDGED, self.config.train.valid_translations)
-        if len(self.valid_examples):
+        if len(self.valid_examples) and n_judged:
             self.judge(n_judged)
         speed = Speed(
             seconds_per_step=spent / n_steps,
