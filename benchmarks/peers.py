@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transduce import ModelConfig
 
 
-class TorchTransformer(nn.Module):
-    """nn.Transformer as its tutorial uses it, with the paper's tied and scaled embedding around it."""
+class Embedded(nn.Module):
+    """The paper's tied and scaled embedding, for those that have none of their own."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -24,6 +24,17 @@ class TorchTransformer(nn.Module):
         self.position_TD: Tensor
         self.register_buffer("position_TD", torch.randn(512, config.d_model))
         self.dropout = nn.Dropout(config.dropout)
+
+    def embed(self, ids_BT: Tensor) -> Tensor:
+        x_BTD = self.embedding(ids_BT) * self.config.d_model**0.5 + self.position_TD[: ids_BT.shape[1]]
+        return self.dropout(x_BTD)  # type: ignore[no-any-return]
+
+
+class TorchTransformer(Embedded):
+    """nn.Transformer as its tutorial uses it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
         self.transformer = nn.Transformer(
             config.d_model, config.n_heads, config.n_encoder_layers, config.n_decoder_layers, config.d_ff,
             config.dropout, batch_first=True,
@@ -33,10 +44,6 @@ class TorchTransformer(nn.Module):
             layer.dropout.p = layer.self_attn.dropout = 0.0
         for layer in self.transformer.decoder.layers:
             layer.multihead_attn.dropout = 0.0
-
-    def embed(self, ids_BT: Tensor) -> Tensor:
-        x_BTD = self.embedding(ids_BT) * self.config.d_model**0.5 + self.position_TD[: ids_BT.shape[1]]
-        return self.dropout(x_BTD)  # type: ignore[no-any-return]
 
     def forward(self, source_BS: Tensor, target_in_BT: Tensor) -> Tensor:
         hidden_BS = source_BS == self.config.pad_id
@@ -72,24 +79,15 @@ class Marian(nn.Module):
         return output.logits  # type: ignore[no-any-return]
 
 
-class Obvious(nn.Module):
+class Obvious(Embedded):
     """The paper as teaching code writes it: a matrix for each projection, attention in five lines, dropout as modules,
     one norm after another. Written here for this comparison."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.embedding = nn.Embedding(config.target_vocab_size, config.d_model)
-        self.position_TD: Tensor
-        self.register_buffer("position_TD", torch.randn(512, config.d_model))
-        self.dropout = nn.Dropout(config.dropout)
+        super().__init__(config)
         encoder, decoder = _ObviousLayer(config, 1), _ObviousLayer(config, 2)
         self.encoder = nn.ModuleList(copy.deepcopy(encoder) for _ in range(config.n_encoder_layers))
         self.decoder = nn.ModuleList(copy.deepcopy(decoder) for _ in range(config.n_decoder_layers))
-
-    def embed(self, ids_BT: Tensor) -> Tensor:
-        x_BTD = self.embedding(ids_BT) * math.sqrt(self.config.d_model) + self.position_TD[: ids_BT.shape[1]]
-        return self.dropout(x_BTD)  # type: ignore[no-any-return]
 
     def forward(self, source_BS: Tensor, target_in_BT: Tensor) -> Tensor:
         visible_B11S = (source_BS != self.config.pad_id)[:, None, None]

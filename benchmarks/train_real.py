@@ -63,7 +63,6 @@ def run(options: argparse.Namespace, way: str, folder: Path) -> tuple[dict[str, 
     return {
         "target_tokens_per_second": statistics.median(speeds), "lowest": min(speeds), "highest": max(speeds),
         "valid_loss": [[e["step"], e["loss"]] for e in events if e["event"] == "valid"], "seconds": seconds,
-        "seconds_to_first_step": next(e["seconds"] for e in events if e["event"] == "step"),
         "memory_bytes": max(e["memory_bytes"] for e in events if e["event"] == "step"),
     }, settled  # fmt: skip
 
