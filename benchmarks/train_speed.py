@@ -94,7 +94,7 @@ def make_step(way: Way, config: RunConfig, device: str, tokens: int) -> Callable
 
         def add_gradients() -> None:
             optimiser.zero_grad(set_to_none=False)
-            passes.add_gradients(list(ids), [1], 1 / ids[0].numel())
+            passes.add_gradients([list(ids)], [1], 1 / ids[0].numel())
 
     else:
         ids = ids.to(device)

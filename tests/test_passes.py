@@ -18,7 +18,7 @@ from tests.primes import prime_config, random_model
 from transduce import ModelConfig, Transformer, ops
 from transduce.fast import cpu
 from transduce.fast import gpu as kernels
-from transduce.fast.layout import AttentionInputs, Dropout, Shape, Side, Sight, pack, padded, unpack
+from transduce.fast.layout import AttentionInputs, Dropout, NormGradients, Shape, Side, Sight, pack, padded, unpack
 from transduce.training.passes import WrittenPass, why_not, written_passes
 from transduce.training.recipe import loss, model_loss
 
@@ -50,7 +50,7 @@ def written_gradients(model: Transformer, batch: tuple[Tensor, ...], shape: Shap
     if shape is None:
         given = padded(batch, [seed], model.config, torch.float32)
     else:
-        ints = pack([ids.numpy() for ids in batch], shape, [seed], model.config)
+        ints = pack([[ids.numpy() for ids in batch]], shape, [seed], model.config)
         given = unpack(torch.from_numpy(ints), shape)
     run = WrittenPass(model, longest=71, dtype=torch.float32, own=cpu if shape is None else kernels)
     return run.add_gradients(given, 0.1, torch.tensor([0.25]))
@@ -85,6 +85,15 @@ def test_the_same_loss_and_gradients_as_the_model_and_autograd(changes: dict[str
         assert_near(q.grad, p.grad, name)
 
 
+def test_batches_one_behind_another_are_packed_as_one() -> None:
+    config = packed_config()
+    ids = [ids_BN.numpy() for ids_BN in padded_batch(config)]
+    whole = pack([ids], Shape(101, 97), [0], config)
+    parts = [[ids[0][:3, :9], *(of[:3, :5] for of in ids[1:])], [of[3:] for of in ids]]
+    assert np.array_equal(pack(parts, Shape(101, 97), [0], config), whole)
+    assert not np.array_equal(pack(parts[::-1], Shape(101, 97), [0], config), whole)
+
+
 def assert_near(found: Tensor | None, expected: Tensor | None, name: str, tolerance: float = 1e-4) -> None:
     assert found is not None
     assert expected is not None
@@ -101,7 +110,7 @@ def test_workers_share_a_batch_and_add_up(n_threads: int) -> None:
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
         passes = written_passes(model, 71, torch.float32, 500, 0.1, n)
-        loss_sum = passes.add_gradients(batch, [1], 0.5) + passes.add_gradients(batch, [2], 0.5)
+        loss_sum = passes.add_gradients([batch], [1], 0.5) + passes.add_gradients([batch], [2], 0.5)
         found.append([loss_sum, *(p.grad for p in model.parameters())])
     for one, other in zip(*found, strict=True):
         assert_near(one, other, "", 1e-5)
@@ -114,7 +123,7 @@ def test_with_dropout_workers_repeat_to_the_bit() -> None:
         model = random_model(config, torch.float32).train()
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
-        loss_sum = written_passes(model, 71, torch.float32, 500, 0.1, 2).add_gradients(batch, [seed], 1.0)
+        loss_sum = written_passes(model, 71, torch.float32, 500, 0.1, 2).add_gradients([batch], [seed], 1.0)
         found.append([loss_sum, *(p.grad for p in model.parameters() if p.grad is not None)])
     assert all(map(torch.equal, found[0], found[1]))
     assert not any(map(torch.equal, found[0], found[2]))
@@ -150,16 +159,6 @@ def test_padding_behind_the_tokens_changes_nothing() -> None:
         assert_near(a, b, "")
 
 
-def kept(keys_P: Tensor, place: int, shape: tuple[int, int], p: float) -> Tensor:
-    """What dropout keeps, times its factor: the slow twin of a few lines of Triton."""
-    low = 2**32 - 1
-    bits = (torch.arange(shape[0] * shape[1]) * 0x9E3779B9 + (int(keys_P[place]) & low)) & low
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        bits = ((bits ^ (bits >> shift)) * factor) & low
-    is_kept = ((bits ^ (bits >> 16)) >> 8) >= round(p * 2**24)
-    return is_kept.view(shape) / (1 - round(p * 2**24) / 2**24)
-
-
 def dropout_at(place: int, p: float) -> Dropout:
     return Dropout(p, torch.tensor([5, -123456789, 2**31 - 1, 77], dtype=torch.int32), place)
 
@@ -172,17 +171,18 @@ def test_add_and_norm_there_and_back(p: float, shape: tuple[int, int]) -> None:
     gain, bias = torch.randn(shape[1]), torch.randn(shape[1])
     dropout = dropout_at(1, p)
     out, normed = kernels.add_and_norm(x, y, gain, bias, 1e-3, dropout)
-    found = kernels.add_and_norm_backward(grad, normed, gain, bias)
+    sums = NormGradients(torch.ones(shape[1]), torch.ones(shape[1]), torch.ones(shape[1]))
+    found = [*kernels.add_and_norm_backward(grad, normed, gain, bias, sums), *(of - 1 for of in sums if of is not None)]
 
     given = [tensor.double().requires_grad_() for tensor in (x, y, gain, bias)]
-    mask = kept(dropout.keys_P, 1, shape, p)
+    mask = dropout.kept(shape)
     expected = F.layer_norm(given[0] + given[1] * mask, shape[1:], given[2], given[3], 1e-3)
     expected.backward(grad.double())
     assert_near(out, expected.detach(), "out", 1e-5)
     for name, a, b in zip(["x", "y", "gain", "bias"], found, given, strict=False):
         assert_near(a, b.grad, name, 1e-5)
     assert given[1].grad is not None
-    assert_near(found.y_sum_D, given[1].grad.sum(0), "sum of y", 1e-5)
+    assert_near(found[4], given[1].grad.sum(0), "sum of y", 1e-5)
 
 
 def test_embedding_there_and_back() -> None:
@@ -191,7 +191,7 @@ def test_embedding_there_and_back() -> None:
     table, position_table, dropout = torch.randn(11, 22), torch.randn(5, 22), dropout_at(2, 0.25)
     side = Side(ids, positions)
     found, saved = kernels.embed(side, table, position_table, dropout, torch.float32)
-    mask = kept(dropout.keys_P, 2, (40, 22), 0.25)
+    mask = dropout.kept((40, 22))
     assert_near(found, (table[ids.long()] * 22**0.5 + position_table[positions.long()]) * mask, "out", 1e-6)
     grads = torch.ones(11, 22), torch.ones(5, 22)
     kernels.embed_backward(found, side, saved, *grads)
@@ -203,7 +203,7 @@ def test_embedding_there_and_back() -> None:
 def test_dropout_takes_its_share_and_no_two_places_or_keys_take_the_same() -> None:
     p, shape = 0.3, (200, 64)
     keys = [torch.from_numpy(np.random.SeedSequence([seed]).generate_state(2).view(np.int32)) for seed in (1, 2)]
-    masks = [kept(own, place, shape, p) > 0 for own in keys for place in (0, 1)]
+    masks = [Dropout(p, own, place).kept(shape) > 0 for own in keys for place in (0, 1)]
     for mask in masks:
         assert abs(float(mask.float().mean()) - 0.7) < 4 * (0.21 / mask.numel()) ** 0.5
         for one, other in ((mask[:, 1:], mask[:, :-1]), (mask[1:], mask[:-1])):  # neighbours know nothing of each other

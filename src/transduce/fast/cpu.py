@@ -84,12 +84,19 @@ def add_and_norm(
     return out_ND, Normed(sum_ND, mean_N1, rate_N1, mask_ND)
 
 
-def add_and_norm_backward(grad_ND: Tensor, normed: Normed, gain_D: Tensor, bias_D: Tensor) -> NormGradients:
+def add_and_norm_backward(
+    grad_ND: Tensor, normed: Normed, gain_D: Tensor, bias_D: Tensor, grads: NormGradients
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x and y: one and the same where nothing was dropped."""
     grad_x_ND, gain_grad_D, bias_grad_D = torch.ops.aten.native_layer_norm_backward(
         grad_ND, normed.sum_ND, gain_D.shape, normed.mean_N1, normed.rate_N1, gain_D, bias_D, [True, True, True]
     )
     grad_y_ND = grad_x_ND if normed.mask_ND is None else normed.mask_ND.mul_(grad_x_ND)
-    return NormGradients(grad_x_ND, grad_y_ND, gain_grad_D, bias_grad_D, grad_y_ND.sum(0, dtype=gain_D.dtype))
+    grads.gain_D.add_(gain_grad_D)
+    grads.bias_D.add_(bias_grad_D)
+    if grads.y_bias_D is not None:
+        grads.y_bias_D.add_(grad_y_ND.sum(0, dtype=gain_D.dtype))
+    return grad_x_ND, grad_y_ND
 
 
 def linear_relu(x_ND: Tensor, W_DF: Tensor, b_F: Tensor) -> Tensor:
@@ -97,10 +104,10 @@ def linear_relu(x_ND: Tensor, W_DF: Tensor, b_F: Tensor) -> Tensor:
     return torch.mm(x_ND, W_DF).add_(b_F).relu_()
 
 
-def relu_backward_(grad_NF: Tensor, hidden_NF: Tensor) -> Tensor:
-    """Puts zeros where the activation was off. Returns what is left, summed over the tokens."""
+def relu_backward_(grad_NF: Tensor, hidden_NF: Tensor, bias_grad_F: Tensor) -> None:
+    """Puts zeros where the activation was off. The rest, summed over the tokens, is added to the bias's gradient."""
     torch.ops.aten.threshold_backward.grad_input(grad_NF, hidden_NF, 0, grad_input=grad_NF)
-    return grad_NF.sum(0, dtype=torch.promote_types(grad_NF.dtype, torch.float32))
+    bias_grad_F.add_(grad_NF.sum(0, dtype=bias_grad_F.dtype))
 
 
 class Attended(NamedTuple):

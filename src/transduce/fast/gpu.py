@@ -9,7 +9,8 @@ kept: which values dropout takes follows from a key and their place, forward and
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -19,7 +20,7 @@ from transduce.fast import kernels
 from transduce.fast.layout import AttentionInputs, Dropout, NormGradients, Side, Sight
 from transduce.fast.loss import add_product_
 
-N_PARTIALS = 512
+N_PARTIALS = 528
 """Programs of a kernel that also sums over all tokens: each leaves one partial sum, so that bits do not depend on
 which comes first."""
 
@@ -45,10 +46,9 @@ def embed_backward(
     grad_ND: Tensor, side: Side, saved: Dropout, table_grad_VD: Tensor, position_grad_TD: Tensor | None
 ) -> None:
     """Adds to the tables' gradients, each row always in the same order."""
-    grad_ND = drop(grad_ND, saved)
     if position_grad_TD is not None:
-        position_grad_TD += _sums_by(side.position_N, grad_ND, len(position_grad_TD))
-    table_grad_VD += _sums_by(side.ids_N, grad_ND, len(table_grad_VD)) * grad_ND.shape[1] ** 0.5
+        position_grad_TD += _sums_by(side.position_N, drop(grad_ND, saved), len(position_grad_TD))
+    table_grad_VD += _sums_by(side.ids_N, drop(grad_ND, saved, grad_ND.shape[1] ** 0.5), len(table_grad_VD))
 
 
 def _sums_by(ids_N: Tensor, x_ND: Tensor, n: int) -> Tensor:
@@ -56,12 +56,12 @@ def _sums_by(ids_N: Tensor, x_ND: Tensor, n: int) -> Tensor:
     return torch.ops.aten.embedding_dense_backward(x_ND, ids_N, n, -1, False)  # type: ignore[no-any-return]
 
 
-def drop(x_ND: Tensor, dropout: Dropout) -> Tensor:
-    """In float32, what dropout leaves."""
+def drop(x_ND: Tensor, dropout: Dropout, factor: float = 1.0) -> Tensor:
+    """In float32, what dropout leaves, times a factor."""
     out_ND = torch.empty_like(x_ND, dtype=torch.float32)
     block = 1024
     kernels.drop_kernel[(triton.cdiv(x_ND.numel(), block),)](
-        x_ND, out_ND, dropout.keys_P, dropout.place, dropout.threshold, dropout.factor,
+        x_ND, out_ND, dropout.keys_P, dropout.place, dropout.threshold, dropout.factor * factor,
         x_ND.numel(), HAS_DROPOUT=dropout.probability > 0, C=block,
     )  # fmt: skip
     return out_ND
@@ -102,12 +102,16 @@ def _norm_tile(d_model: int) -> tuple[int, int, int]:
     return columns, rows, max(1, min(8, rows * columns // 512))
 
 
-def add_and_norm_backward(grad_ND: Tensor, normed: Normed, gain_D: Tensor, bias_D: Tensor) -> NormGradients:
+def add_and_norm_backward(
+    grad_ND: Tensor, normed: Normed, gain_D: Tensor, bias_D: Tensor, grads: NormGradients
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x and y: one and the same where nothing was dropped."""
     (n, d_model), dropout = grad_ND.shape, normed.dropout
     has_dropout = dropout.probability > 0
     grad_x_ND = torch.empty_like(grad_ND)
     grad_y_ND = torch.empty_like(grad_ND) if has_dropout else grad_x_ND
     columns, rows, warps = _norm_tile(d_model)
+    warps = max(1, warps // 2)  # which have sums of three kinds to keep besides
     n_programs = min(N_PARTIALS, triton.cdiv(n, rows))
     partial_P3D = grad_ND.new_empty(n_programs, 3, d_model, dtype=torch.float32)
     kernels.add_and_norm_backward_kernel[(n_programs,)](
@@ -115,7 +119,18 @@ def add_and_norm_backward(grad_ND: Tensor, normed: Normed, gain_D: Tensor, bias_
         dropout.threshold, dropout.factor, n, d_model,
         HAS_DROPOUT=has_dropout, R=rows, C=columns, num_warps=warps,
     )  # fmt: skip
-    return NormGradients(grad_x_ND, grad_y_ND, *partial_P3D.sum(0))
+    _add_partials(partial_P3D, [grad for grad in grads if grad is not None])
+    return grad_x_ND, grad_y_ND
+
+
+def _add_partials(partial_PKD: Tensor, totals: Sequence[Tensor]) -> None:
+    """To each total the sum of its partial ones."""
+    n_programs, n_kinds, width = partial_PKD.shape
+    rows, columns = min(128, triton.next_power_of_2(n_programs)), 16
+    padded = [*totals, totals[-1], totals[-1]][:3]  # the last are not looked at
+    kernels.add_partials_kernel[(triton.cdiv(width, columns), len(totals))](
+        partial_PKD, *padded, n_programs, n_kinds, width, R=rows, C=columns
+    )
 
 
 def linear_relu(x_ND: Tensor, W_DF: Tensor, b_F: Tensor) -> Tensor:
@@ -123,16 +138,16 @@ def linear_relu(x_ND: Tensor, W_DF: Tensor, b_F: Tensor) -> Tensor:
     return torch._addmm_activation(b_F, x_ND, W_DF)
 
 
-def relu_backward_(grad_NF: Tensor, hidden_NF: Tensor) -> Tensor:
-    """Puts zeros where the activation was off. Returns what is left, summed over the tokens."""
+def relu_backward_(grad_NF: Tensor, hidden_NF: Tensor, bias_grad_F: Tensor) -> None:
+    """Puts zeros where the activation was off. The rest, summed over the tokens, is added to the bias's gradient."""
     n, d_ff = grad_NF.shape
-    rows, columns = 16, min(256, triton.next_power_of_2(d_ff))
-    n_programs = min(N_PARTIALS // 4, triton.cdiv(n, rows))
-    partial_PF = grad_NF.new_empty(n_programs, d_ff, dtype=torch.float32)
+    rows, columns = 16, min(512, triton.next_power_of_2(d_ff))
+    n_programs = min(N_PARTIALS // 8, triton.cdiv(n, rows))
+    partial_P1F = grad_NF.new_empty(n_programs, 1, d_ff, dtype=torch.float32)
     kernels.relu_backward_kernel[(n_programs, triton.cdiv(d_ff, columns))](
-        grad_NF, hidden_NF, partial_PF, n, d_ff, R=rows, C=columns
+        grad_NF, hidden_NF, partial_P1F, n, d_ff, R=rows, C=columns
     )
-    return partial_PF.sum(0)
+    _add_partials(partial_P1F, [bias_grad_F])
 
 
 # Attention. A tile of queries meets all keys from the first to the last that any of them sees: mostly its own sentence.
@@ -146,7 +161,8 @@ class Attended(NamedTuple):
     """To the base of two."""
 
 
-TILE = 64
+TILE, BACKWARD_TILE = 64, 32
+"""Queries and keys; on the way back by keys, smaller tiles leave more of the sums in registers."""
 
 
 def attend(inputs: AttentionInputs, sight: Sight, n_heads: int) -> Attended:
@@ -155,7 +171,7 @@ def attend(inputs: AttentionInputs, sight: Sight, n_heads: int) -> Attended:
     n, d_k, d_v = len(query_NP), query_NP.shape[1] // n_heads, value_MP.shape[1] // n_heads
     head_NP = query_NP.new_empty(n, n_heads * d_v)
     log_Z_HN = query_NP.new_empty(n_heads, n, dtype=torch.float32)
-    kernels.attend_kernel[(triton.cdiv(n, TILE), n_heads)](
+    kernels.attend_kernel[(n_heads, triton.cdiv(n, TILE))](
         *inputs, head_NP, log_Z_HN, sight.first_N, sight.last_N,
         query_NP.stride(0), key_MP.stride(0), value_MP.stride(0), head_NP.stride(0),
         n, d_k**-0.5, D_K=d_k, D_V=d_v, Q=TILE, M=TILE,
@@ -170,18 +186,18 @@ def attend_backward(
     query_NP, key_MP, value_MP = inputs
     n, m = len(query_NP), len(key_MP)
     d_k, d_v = query_NP.shape[1] // n_heads, value_MP.shape[1] // n_heads
-    settings: dict[str, Any] = {"D_K": d_k, "D_V": d_v, "Q": TILE, "M": TILE}
     along_HN = torch.empty_like(attended.log_Z_HN)
     assert grad_NP.stride(0) == attended.head_NP.stride(0)
-    kernels.attend_backward_query_kernel[(triton.cdiv(n, TILE), n_heads)](
+    kernels.attend_backward_query_kernel[(n_heads, triton.cdiv(n, TILE))](
         *inputs, attended.head_NP, grad_NP, attended.log_Z_HN, along_HN, grads.query_NP, sight.first_N, sight.last_N,
         query_NP.stride(0), key_MP.stride(0), value_MP.stride(0), grad_NP.stride(0), grads.query_NP.stride(0),
-        n, d_k**-0.5, **settings,
+        n, d_k**-0.5, D_K=d_k, D_V=d_v, Q=TILE, M=TILE, num_stages=2,
     )  # fmt: skip
-    kernels.attend_backward_key_kernel[(triton.cdiv(m, TILE), n_heads)](
+    kernels.attend_backward_key_kernel[(n_heads, triton.cdiv(m, BACKWARD_TILE))](
         *inputs, grad_NP, attended.log_Z_HN, along_HN, grads.key_MP, grads.value_MP, *sight,
         query_NP.stride(0), key_MP.stride(0), value_MP.stride(0), grad_NP.stride(0),
-        grads.key_MP.stride(0), grads.value_MP.stride(0), n, m, d_k**-0.5, **settings,
+        grads.key_MP.stride(0), grads.value_MP.stride(0), n, m, d_k**-0.5,
+        D_K=d_k, D_V=d_v, Q=BACKWARD_TILE, M=BACKWARD_TILE, num_warps=2, num_stages=2,
     )  # fmt: skip
 
 
@@ -194,10 +210,10 @@ def loss_and_gradient_(
     """The loss of each token; in place of the logits, their gradient times `factor_1`."""
     n, n_vocabulary = logits_NV.shape
     loss_N = logits_NV.new_empty(n, dtype=torch.float32)
-    block = min(4096, triton.next_power_of_2(n_vocabulary))
+    block = min(8192, triton.next_power_of_2(n_vocabulary))
     kernels.loss_kernel[(n,)](
-        logits_NV, target_N, loss_N, factor_1, label_smoothing, pad_id, logits_NV.stride(0), n_vocabulary,
-        C=block, num_warps=8 if block >= 2048 else 4,
+        logits_NV, target_N, loss_N, factor_1, label_smoothing, pad_id,
+        ROW_STRIDE=logits_NV.stride(0), N_COLUMNS=n_vocabulary, C=block, num_warps=8 if block >= 2048 else 4,
     )  # fmt: skip
     return loss_N
 

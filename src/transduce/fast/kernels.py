@@ -16,8 +16,9 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def is_kept(keys, place, at, threshold):
-    bits = at.to(tl.uint32) * 0x9E3779B9 + tl.load(keys + place).to(tl.uint32)
-    bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
+    # The key goes in between two rounds: added to the place, it would shift the same bits along.
+    bits = at.to(tl.uint32) * 0x9E3779B9
+    bits = ((bits ^ (bits >> 16)) * 0x85EBCA6B) ^ tl.load(keys + place).to(tl.uint32)
     bits = (bits ^ (bits >> 13)) * 0xC2B2AE35
     return ((bits ^ (bits >> 16)) >> 8).to(tl.int32) >= threshold
 
@@ -86,8 +87,9 @@ def add_and_norm_backward_kernel(
     column_1C = column_C[None, :]
     is_column_1C = column_1C < n_columns
     gain_1C = tl.load(gain + column_1C, is_column_1C, 0.0)
-    grad_gain_C, grad_bias_C = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
-    grad_y_sum_C = tl.zeros([C], tl.float32)
+    # Summed over the rows of a tile at the very end: warps would wait for each other at every one.
+    grad_gain_RC, grad_bias_RC = tl.zeros([R, C], tl.float32), tl.zeros([R, C], tl.float32)
+    grad_y_sum_RC = tl.zeros([R, C], tl.float32)
     for start in range(tl.program_id(0) * R, n_rows, tl.num_programs(0) * R):
         row_R1 = (start + tl.arange(0, R)).to(tl.int64)[:, None]
         is_in_RC = (row_R1 < n_rows) & is_column_1C
@@ -96,8 +98,8 @@ def add_and_norm_backward_kernel(
         rate_R1 = tl.load(rate_in + row_R1, row_R1 < n_rows, 0.0)
         centred_RC = tl.load(sum_in + at_RC, is_in_RC, 0.0) - tl.load(mean_in + row_R1, row_R1 < n_rows, 0.0)
         normal_RC = tl.where(is_in_RC, centred_RC * rate_R1, 0.0)
-        grad_gain_C += tl.sum(grad_RC * normal_RC, 0)
-        grad_bias_C += tl.sum(grad_RC, 0)
+        grad_gain_RC += grad_RC * normal_RC
+        grad_bias_RC += grad_RC
         grad_RC *= gain_1C
         mean_R1 = (tl.sum(grad_RC, 1) / n_columns)[:, None]
         along_R1 = (tl.sum(grad_RC * normal_RC, 1) / n_columns)[:, None]
@@ -107,11 +109,31 @@ def add_and_norm_backward_kernel(
         if HAS_DROPOUT:
             grad_y_RC = tl.where(is_kept(keys, place, at_RC, threshold), grad_y_RC * keep_factor, 0.0)
             tl.store(grad_y + at_RC, grad_y_RC, is_in_RC)
-        grad_y_sum_C += tl.sum(grad_y_RC, 0)
+        grad_y_sum_RC += grad_y_RC
     partial = partials + tl.program_id(0) * 3 * n_columns + column_C
-    tl.store(partial, grad_gain_C, column_C < n_columns)
-    tl.store(partial + n_columns, grad_bias_C, column_C < n_columns)
-    tl.store(partial + 2 * n_columns, grad_y_sum_C, column_C < n_columns)
+    tl.store(partial, tl.sum(grad_gain_RC, 0), column_C < n_columns)
+    tl.store(partial + n_columns, tl.sum(grad_bias_RC, 0), column_C < n_columns)
+    tl.store(partial + 2 * n_columns, tl.sum(grad_y_sum_RC, 0), column_C < n_columns)
+
+
+@triton.jit
+def add_partials_kernel(
+    partials, total_0, total_1, total_2, n_partials, n_kinds, n_columns, R: tl.constexpr, C: tl.constexpr
+):
+    kind, column_C = tl.program_id(1), tl.program_id(0) * C + tl.arange(0, C)
+    is_column_C = column_C < n_columns
+    sum_RC = tl.zeros([R, C], tl.float32)
+    for start in range(0, n_partials, R):
+        row_R1 = (start + tl.arange(0, R))[:, None]
+        at_RC = (row_R1 * n_kinds + kind) * n_columns + column_C[None, :]
+        sum_RC += tl.load(partials + at_RC, (row_R1 < n_partials) & is_column_C[None, :], 0.0)
+    sum_C = tl.sum(sum_RC, 0)
+    if kind == 0:
+        tl.store(total_0 + column_C, tl.load(total_0 + column_C, is_column_C) + sum_C, is_column_C)
+    elif kind == 1:
+        tl.store(total_1 + column_C, tl.load(total_1 + column_C, is_column_C) + sum_C, is_column_C)
+    else:
+        tl.store(total_2 + column_C, tl.load(total_2 + column_C, is_column_C) + sum_C, is_column_C)
 
 
 # The activation's way back
@@ -120,7 +142,7 @@ def add_and_norm_backward_kernel(
 @triton.jit
 def relu_backward_kernel(grad, hidden, partials, n_rows, n_columns, R: tl.constexpr, C: tl.constexpr):
     column_C = tl.program_id(1) * C + tl.arange(0, C)
-    sum_C = tl.zeros([C], tl.float32)
+    sum_RC = tl.zeros([R, C], tl.float32)
     for start in range(tl.program_id(0) * R, n_rows, tl.num_programs(0) * R):
         row_R1 = (start + tl.arange(0, R)).to(tl.int64)[:, None]
         is_in_RC = (row_R1 < n_rows) & (column_C < n_columns)[None, :]
@@ -128,8 +150,8 @@ def relu_backward_kernel(grad, hidden, partials, n_rows, n_columns, R: tl.conste
         is_on_RC = tl.load(hidden + at_RC, is_in_RC, 0.0) > 0
         grad_RC = tl.where(is_on_RC, tl.load(grad + at_RC, is_in_RC, 0.0), 0.0)
         tl.store(grad + at_RC, grad_RC, is_in_RC)
-        sum_C += tl.sum(grad_RC.to(tl.float32), 0)
-    tl.store(partials + tl.program_id(0) * n_columns + column_C, sum_C, column_C < n_columns)
+        sum_RC += grad_RC.to(tl.float32)
+    tl.store(partials + tl.program_id(0) * n_columns + column_C, tl.sum(sum_RC, 0), column_C < n_columns)
 
 
 # Attention. A tile of queries meets all keys from the first to the last that any of them sees: mostly its own sentence.
@@ -140,8 +162,8 @@ def attend_kernel(
     query, key, value, out, log_Z_out, first_in, last_in, query_stride, key_stride, value_stride, out_stride,
     n_queries, scale, D_K: tl.constexpr, D_V: tl.constexpr, Q: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(1)
-    row_Q = tl.program_id(0) * Q + tl.arange(0, Q)
+    head = tl.program_id(0)
+    row_Q = tl.program_id(1) * Q + tl.arange(0, Q)
     is_row_Q = row_Q < n_queries
     first_Q, last_Q = tl.load(first_in + row_Q, is_row_Q, 0), tl.load(last_in + row_Q, is_row_Q, 0)
     column_K, column_U = tl.arange(0, D_K), tl.arange(0, D_V)
@@ -150,10 +172,11 @@ def attend_kernel(
     top_Q, sum_Q = tl.full([Q], float("-inf"), tl.float32), tl.zeros([Q], tl.float32)
     head_QU = tl.zeros([Q, D_V], tl.float32)
     begin = tl.min(tl.where(first_Q < last_Q, first_Q, NOWHERE))
-    for start in range(begin, tl.max(last_Q), M):
+    end = tl.max(last_Q)
+    for start in range(begin, end, M):
         place_M = start + tl.arange(0, M)
         visible_QM = (place_M[None, :] >= first_Q[:, None]) & (place_M[None, :] < last_Q[:, None])
-        is_key_M1 = (place_M < tl.max(last_Q))[:, None]
+        is_key_M1 = (place_M < end)[:, None]
         key_MK = tl.load(
             key + place_M.to(tl.int64)[:, None] * key_stride + head * D_K + column_K[None, :], is_key_M1, 0.0
         )
@@ -193,8 +216,8 @@ def attend_backward_query_kernel(
     query_stride, key_stride, value_stride, out_stride, grad_query_stride,
     n_queries, scale, D_K: tl.constexpr, D_V: tl.constexpr, Q: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(1)
-    row_Q = tl.program_id(0) * Q + tl.arange(0, Q)
+    head = tl.program_id(0)
+    row_Q = tl.program_id(1) * Q + tl.arange(0, Q)
     is_row_Q = row_Q < n_queries
     first_Q, last_Q = tl.load(first_in + row_Q, is_row_Q, 0), tl.load(last_in + row_Q, is_row_Q, 0)
     column_K, column_U = tl.arange(0, D_K), tl.arange(0, D_V)
@@ -208,9 +231,10 @@ def attend_backward_query_kernel(
     log_Z_Q = tl.load(log_Z_in + head * n_queries + row_Q, is_row_Q, 0.0)
     grad_query_QK = tl.zeros([Q, D_K], tl.float32)
     begin = tl.min(tl.where(first_Q < last_Q, first_Q, NOWHERE))
-    for start in range(begin, tl.max(last_Q), M):
+    end = tl.max(last_Q)
+    for start in range(begin, end, M):
         place_M = start + tl.arange(0, M)
-        place_M1, is_key_M1 = place_M.to(tl.int64)[:, None], (place_M < tl.max(last_Q))[:, None]
+        place_M1, is_key_M1 = place_M.to(tl.int64)[:, None], (place_M < end)[:, None]
         key_MK = tl.load(key + place_M1 * key_stride + head * D_K + column_K[None, :], is_key_M1, 0.0)
         value_MU = tl.load(value + place_M1 * value_stride + head * D_V + column_U[None, :], is_key_M1, 0.0)
         _, grad_score_QM = grad_score(
@@ -227,8 +251,8 @@ def attend_backward_key_kernel(
     query_stride, key_stride, value_stride, out_stride, grad_key_stride, grad_value_stride,
     n_queries, n_keys, scale, D_K: tl.constexpr, D_V: tl.constexpr, Q: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(1)
-    place_M = tl.program_id(0) * M + tl.arange(0, M)
+    head = tl.program_id(0)
+    place_M = tl.program_id(1) * M + tl.arange(0, M)
     is_key_M = place_M < n_keys
     place_M1, column_K, column_U = place_M.to(tl.int64)[:, None], tl.arange(0, D_K), tl.arange(0, D_V)
     key_MK = tl.load(key + place_M1 * key_stride + head * D_K + column_K[None, :], is_key_M[:, None], 0.0)
@@ -261,36 +285,36 @@ def attend_backward_key_kernel(
 
 
 @triton.jit
-def loss_kernel(logits, target_in, loss_out, factor_pointer, smoothing, pad_id, row_stride, n_columns, C: tl.constexpr):
+def loss_kernel(
+    logits, target_in, loss_out, factor_pointer, smoothing, pad_id,
+    ROW_STRIDE: tl.constexpr, N_COLUMNS: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(target_in + row)
-    at = logits + row * row_stride
+    at = logits + row * ROW_STRIDE
     if target == pad_id:
         tl.store(loss_out + row, 0.0)
-        for start in range(0, n_columns, C):
+        for start in range(0, N_COLUMNS, C):
             column_C = start + tl.arange(0, C)
-            tl.store(at + column_C, tl.zeros([C], tl.float32), column_C < n_columns)
+            tl.store(at + column_C, tl.zeros([C], tl.float32), column_C < N_COLUMNS)
     else:
-        top_C, sum_C = tl.full([C], float("-inf"), tl.float32), tl.zeros([C], tl.float32)
-        plain_sum_C = tl.zeros([C], tl.float32)
-        for start in range(0, n_columns, C):
+        top, sum_C, plain_sum_C = float("-inf"), tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
+        for start in range(0, N_COLUMNS, C):
             column_C = start + tl.arange(0, C)
-            is_in_C = column_C < n_columns
+            is_in_C = column_C < N_COLUMNS
             x_C = tl.load(at + column_C, is_in_C, float("-inf")).to(tl.float32)
-            new_top_C = tl.maximum(top_C, x_C)
-            safe_top_C = tl.where(new_top_C == float("-inf"), 0.0, new_top_C)
-            sum_C = sum_C * tl.exp2((top_C - safe_top_C) * LOG2_E) + tl.exp2((x_C - safe_top_C) * LOG2_E)
+            new_top = tl.maximum(top, tl.max(x_C))
+            sum_C = sum_C * tl.exp2((top - new_top) * LOG2_E) + tl.exp2((x_C - new_top) * LOG2_E)
             plain_sum_C += tl.where(is_in_C, x_C, 0.0)
-            top_C = new_top_C
-        top = tl.max(top_C)
-        log_Z = top + tl.log2(tl.sum(sum_C * tl.exp2((top_C - top) * LOG2_E))) / LOG2_E
+            top = new_top
+        log_Z = top + tl.log2(tl.sum(sum_C)) / LOG2_E
         wanted = tl.load(at + target).to(tl.float32)
-        mean = tl.sum(plain_sum_C) / n_columns
+        mean = tl.sum(plain_sum_C) / N_COLUMNS
         tl.store(loss_out + row, log_Z - (1 - smoothing) * wanted - smoothing * mean)
         factor = tl.load(factor_pointer)
-        for start in range(0, n_columns, C):
+        for start in range(0, N_COLUMNS, C):
             column_C = start + tl.arange(0, C)
-            x_C = tl.load(at + column_C, column_C < n_columns, 0.0).to(tl.float32)
-            grad_C = tl.exp2((x_C - log_Z) * LOG2_E) - smoothing / n_columns
+            x_C = tl.load(at + column_C, column_C < N_COLUMNS, 0.0).to(tl.float32)
+            grad_C = tl.exp2((x_C - log_Z) * LOG2_E) - smoothing / N_COLUMNS
             grad_C -= tl.where(column_C == target, 1 - smoothing, 0.0)
-            tl.store(at + column_C, grad_C * factor, column_C < n_columns)
+            tl.store(at + column_C, grad_C * factor, column_C < N_COLUMNS)

@@ -9,6 +9,7 @@ lengths of sentences. On a CPU, where any shape will do, the row is that of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from torch import Tensor
 from transduce.config import ModelConfig
 
 Ints = NDArray[np.int32]
+Batch = Sequence[NDArray[np.int64]]
+"""Source, target as it goes in, target as it should come out: each a row for a sentence, padded."""
 
 
 class Dropout(NamedTuple):
@@ -40,6 +43,14 @@ class Dropout(NamedTuple):
         """Of what is kept."""
         return 1 / (1 - self.threshold / 2**24)
 
+    def kept(self, shape: Sequence[int]) -> Tensor:
+        """What it keeps, times its factor: the slow twin of `kernels.is_kept`."""
+        low = 2**32 - 1
+        bits = (torch.arange(math.prod(shape), device=self.keys_P.device) * 0x9E3779B9) & low
+        bits = (((bits ^ (bits >> 16)) * 0x85EBCA6B) & low) ^ (self.keys_P[self.place].long() & low)
+        bits = ((bits ^ (bits >> 13)) * 0xC2B2AE35) & low
+        return (((bits ^ (bits >> 16)) >> 8) >= self.threshold).view(*shape) * self.factor
+
 
 class AttentionInputs(NamedTuple):
     query_NP: Tensor
@@ -48,12 +59,12 @@ class AttentionInputs(NamedTuple):
 
 
 class NormGradients(NamedTuple):
-    x_ND: Tensor
-    y_ND: Tensor
+    """Of weights, which the way back through Add & Norm adds to."""
+
     gain_D: Tensor
     bias_D: Tensor
-    y_sum_D: Tensor
-    """Of `y_ND` over the tokens: the gradient of a bias that was added to it."""
+    y_bias_D: Tensor | None
+    """Of a bias that was added to y before, where there was one."""
 
 
 class Side(NamedTuple):
@@ -94,37 +105,40 @@ class Shape(NamedTuple):
     n_target: int
 
 
-def pack(batch: Sequence[NDArray[np.int64]], shape: Shape, seed: Sequence[int], config: ModelConfig) -> Ints:
-    """All that a pass is given, in one row, as `unpack` wants it: one copy brings it to the device."""
-    source_BS, target_in_BT, target_out_BT = batch
-    source, target = _Spans.of(source_BS != config.pad_id), _Spans.of(target_out_BT != config.pad_id)
+def pack(batches: Sequence[Batch], shape: Shape, seed: Sequence[int], config: ModelConfig) -> Ints:
+    """All that a pass is given, of any number of padded batches one behind another, in one row, as `unpack` wants it:
+    one copy brings it to the device."""
+    source, target = (_Spans.of([batch[side] != config.pad_id for batch in batches]) for side in (0, 2))
     # Whatever is in the window of a token has the token in its own.
     near = max(shape) if config.attention_window is None else config.attention_window // 2
     of_source = [
-        source_BS[source.token_BN],
+        source.tokens([source_BS for source_BS, _, _ in batches]),
         source.place_N - source.first_N,
         np.maximum(source.first_N, source.place_N - near),
         np.minimum(source.last_N, source.place_N + near + 1),
-        target.first_B[source.sentence_N],
-        target.last_B[source.sentence_N],
+        target.first_B.repeat(source.length_B),
+        target.last_B.repeat(source.length_B),
     ]
     of_target = [
-        target_in_BT[target.token_BN],
-        target_out_BT[target.token_BN],
+        target.tokens([target_in_BT for _, target_in_BT, _ in batches]),
+        target.tokens([target_out_BT for _, _, target_out_BT in batches]),
         target.place_N - target.first_N,
         np.maximum(target.first_N, target.place_N - near),
         target.place_N + 1,
         target.place_N,
         np.minimum(target.last_N, target.place_N + near + 1),
-        source.first_B[target.sentence_N],
-        source.last_B[target.sentence_N],
+        source.first_B.repeat(target.length_B),
+        source.last_B.repeat(target.length_B),
     ]
-    of_source_KS = np.zeros((len(of_source), shape.n_source), dtype=np.int32)
-    of_target_KT = np.zeros((len(of_target), shape.n_target), dtype=np.int32)
-    of_source_KS[0], of_target_KT[:2] = config.pad_id, config.pad_id
-    of_source_KS[:, : len(source.place_N)] = of_source
-    of_target_KT[:, : len(target.place_N)] = of_target
-    return np.concatenate([of_source_KS.ravel(), of_target_KT.ravel(), keys(seed, config)])
+    key_P, n_of_source = keys(seed, config), len(of_source) * shape.n_source
+    packed = np.zeros(n_of_source + len(of_target) * shape.n_target + len(key_P), dtype=np.int32)
+    of_source_KS = packed[:n_of_source].reshape(len(of_source), -1)
+    of_target_KT = packed[n_of_source : -len(key_P)].reshape(len(of_target), -1)
+    of_source_KS[0], of_target_KT[:2], packed[-len(key_P) :] = config.pad_id, config.pad_id, key_P
+    for rows_KN, rows in ((of_source_KS, of_source), (of_target_KT, of_target)):
+        for row_N, row in zip(rows_KN, rows, strict=True):
+            row_N[: len(row)] = row
+    return packed
 
 
 def keys(seed: Sequence[int], config: ModelConfig) -> Ints:
@@ -134,30 +148,26 @@ def keys(seed: Sequence[int], config: ModelConfig) -> Ints:
 
 
 class _Spans(NamedTuple):
-    """Where sentences stand in the long row: of each sentence, and of each token the same and its sentence."""
+    """Where sentences stand in the long row: each by its bounds, and each token by its place and its sentence's."""
 
-    token_BN: NDArray[np.bool_]
-    """In the padded batch."""
-    place_N: NDArray[np.int64]
-    sentence_N: NDArray[np.int64]
-    first_B: NDArray[np.int64]
-    last_B: NDArray[np.int64]
+    are_tokens: Sequence[NDArray[np.bool_]]
+    """In each padded batch."""
+    length_B: Ints
+    first_B: Ints
+    last_B: Ints
+    place_N: Ints
+    first_N: Ints
+    last_N: Ints
 
     @classmethod
-    def of(cls, token_BN: NDArray[np.bool_]) -> _Spans:
-        length_B = token_BN.sum(1)
-        last_B = length_B.cumsum()
-        return cls(
-            token_BN, np.arange(length_B.sum()), np.arange(len(length_B)).repeat(length_B), last_B - length_B, last_B
-        )
+    def of(cls, are_tokens: Sequence[NDArray[np.bool_]]) -> _Spans:
+        length_B = np.concatenate([are_tokens_BN.sum(1, dtype=np.int32) for are_tokens_BN in are_tokens])
+        last_B = length_B.cumsum(dtype=np.int32)
+        first_B, place_N = last_B - length_B, np.arange(last_B[-1], dtype=np.int32)
+        return cls(are_tokens, length_B, first_B, last_B, place_N, first_B.repeat(length_B), last_B.repeat(length_B))
 
-    @property
-    def first_N(self) -> NDArray[np.int64]:
-        return self.first_B[self.sentence_N]
-
-    @property
-    def last_N(self) -> NDArray[np.int64]:
-        return self.last_B[self.sentence_N]
+    def tokens(self, ids: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+        return np.concatenate([ids_BN[is_token_BN] for ids_BN, is_token_BN in zip(ids, self.are_tokens, strict=True)])
 
 
 def unpack(ints: Tensor, shape: Shape) -> Given:

@@ -177,9 +177,13 @@ class Trainer:
             n_steps, n_tokens, began = 0, 0, time.perf_counter()
             while n_steps < at_least or time.perf_counter() - began < seconds:
                 share = next(shares)
+                n_before, since = self._n_recorded(), time.perf_counter()
                 self.take_step(n_steps + 1, share)
-                n_steps, n_tokens = n_steps + 1, n_tokens + share.n_target_tokens
                 self.window.loss.item()  # waits for the device
+                if self._n_recorded() > n_before:  # once for a shape, not once for a step
+                    began += time.perf_counter() - since
+                    continue
+                n_steps, n_tokens = n_steps + 1, n_tokens + share.n_target_tokens
             return n_steps, n_tokens, time.perf_counter() - began
 
         take_steps(0.0, 2)
@@ -202,6 +206,9 @@ class Trainer:
         )
         self.begin(self.config, self.group)
         return speed
+
+    def _n_recorded(self) -> int:
+        return len(self.passes.recorded) if isinstance(self.passes, GraphPasses) else 0
 
     def fits(self) -> int:
         """Positions that a pass may have: those of the layout, or fewer where its largest runs out of memory."""
@@ -265,7 +272,7 @@ class Trainer:
 
     def _tensors(self, batch: Batch) -> Tensors:
         source_BS, target_in_BT, target_out_BT = (torch.from_numpy(ids) for ids in batch[:3])
-        if self.group.device.type == "cuda":
+        if self.group.device.type == "cuda" and self.passes is None:  # written passes pin one piece of their own
             return source_BS.pin_memory(), target_in_BT.pin_memory(), target_out_BT.pin_memory()
         return source_BS, target_in_BT, target_out_BT
 
@@ -341,16 +348,32 @@ class Trainer:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         self.optimiser.zero_grad(set_to_none=False)
         total = torch.zeros((), device=self.group.device)
-        for number, batch in zip(share.numbers, share.batches, strict=True):
-            for place, part in enumerate(self._parts(batch)):
-                # Divided once, by the tokens of the whole step, which every rank knows from the plan.
-                total += self._add_gradients(part, (step, number, place), 1 / share.n_target_tokens)
+        for place, parts in self._passes_of(share):
+            # Divided once, by the tokens of the whole step, which every rank knows from the plan.
+            total += self._add_gradients(parts, (step, *place), 1 / share.n_target_tokens)
         return total
 
-    def _add_gradients(self, part: Sequence[Tensor], place: tuple[int, ...], factor: float) -> Tensor:
+    def _passes_of(self, share: Share) -> Iterator[tuple[tuple[int, int], list[Sequence[Tensor]]]]:
+        """What goes through the model at once, after its place in the step: one part of a micro-batch, or as many as
+        there is room for."""
+        limit = self.state.micro_limit or self.choices.micro_tokens
+        first, joined, n_positions = (0, 0), list[Sequence[Tensor]](), 0
+        for number, batch in zip(share.numbers, share.batches, strict=True):
+            for i, part in enumerate(self._parts(batch)):
+                n = len(part[0]) * width_of(part)
+                if joined and (n_positions + n > limit or self.passes is None or not self.passes.joins):
+                    yield first, joined
+                    joined, n_positions = [], 0
+                first = first if joined else (number, i)
+                joined, n_positions = [*joined, part], n_positions + n
+        if joined:
+            yield first, joined
+
+    def _add_gradients(self, parts: Sequence[Sequence[Tensor]], place: tuple[int, ...], factor: float) -> Tensor:
         seed = seed_of(self.config.train.seed, *place)
         if self.passes is not None:
-            return self.passes.add_gradients(part, [seed], factor)
+            return self.passes.add_gradients(parts, [seed], factor)
+        (part,) = parts
         torch.manual_seed(seed)
         loss_sum = self.loss_of(*(ids.to(self.group.device, non_blocking=True) for ids in part))
         (loss_sum * factor).backward()
@@ -377,7 +400,7 @@ class Trainer:
 
     def _lower_limit(self, step: int, share: Share) -> None:
         widths = [width_of(batch) for batch in share.batches]
-        largest = max(len(part[0]) * width_of(part) for batch in share.batches for part in self._parts(batch))
+        largest = max(sum(len(part[0]) * width_of(part) for part in parts) for _, parts in self._passes_of(share))
         if largest <= max(widths):
             raise TrainingError(
                 f"one pair of {max(widths)} tokens does not fit into memory: choose a smaller --size, or prepare the "

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from transduce.config import ModelConfig
+from transduce.errors import DataError
 from transduce.fast.layout import AttentionInputs, Dropout, Given, NormGradients, Shape, Side, pack, padded, unpack
 from transduce.fast.loss import add_product_
 from transduce.model import AddAndNorm, FeedForward, MemoryAttention, SelfAttention, Transformer, sinusoid
@@ -27,7 +28,7 @@ GRAIN = 64
 """Lengths of passes on a GPU are multiples of it, as tiles of matrix products are."""
 MOST_WORKERS = 4
 """On a CPU, parts of a batch at once. Each has gradients of its own, so that memory grows with them."""
-N_SHAPES = 16
+N_SHAPES = 24
 """Passes on a GPU are as long as the longest, or equal steps shorter: more steps waste less room and record longer."""
 
 
@@ -59,9 +60,11 @@ class Operations(Protocol):
     def add_and_norm(
         self, x_ND: Tensor, y_ND: Tensor, gain_D: Tensor, bias_D: Tensor, eps: float, dropout: Dropout
     ) -> tuple[Tensor, Any]: ...
-    def add_and_norm_backward(self, grad_ND: Tensor, normed: Any, gain_D: Tensor, bias_D: Tensor) -> NormGradients: ...
+    def add_and_norm_backward(
+        self, grad_ND: Tensor, normed: Any, gain_D: Tensor, bias_D: Tensor, grads: NormGradients
+    ) -> tuple[Tensor, Tensor]: ...
     def linear_relu(self, x_ND: Tensor, W_DF: Tensor, b_F: Tensor) -> Tensor: ...
-    def relu_backward_(self, grad_NF: Tensor, hidden_NF: Tensor) -> Tensor: ...
+    def relu_backward_(self, grad_NF: Tensor, hidden_NF: Tensor, bias_grad_F: Tensor) -> None: ...
     def attend(self, inputs: AttentionInputs, sight: Any, n_heads: int) -> Any: ...
     def attend_backward(
         self, grad_NP: Tensor, inputs: AttentionInputs, attended: Any, sight: Any, n_heads: int, grads: AttentionInputs
@@ -116,7 +119,7 @@ class SelfAttentionPass:
         return out_ND, _SelfSaved(x_ND, qkv_NP, attended, normed)
 
     def backward(self, grad_ND: Tensor, saved: _SelfSaved, sight: Any) -> Tensor:
-        grad_x_ND, grad_y_ND, _ = self.norm.backward(grad_ND, saved.normed)
+        grad_x_ND, grad_y_ND = self.norm.backward(grad_ND, saved.normed)
         self.W_O.learn(saved.attended.head_NP, grad_y_ND)
         grad_qkv_NP = torch.empty_like(saved.qkv_NP)
         inputs = AttentionInputs(*saved.qkv_NP.split(self.widths, 1))
@@ -148,7 +151,7 @@ class MemoryAttentionPass:
         return out_TD, _MemorySaved(x_TD, query_TP, attended, normed)
 
     def backward(self, grad_TD: Tensor, saved: _MemorySaved, kv_SP: Tensor, grad_kv_SP: Tensor, sight: Any) -> Tensor:
-        grad_x_TD, grad_y_TD, _ = self.norm.backward(grad_TD, saved.normed)
+        grad_x_TD, grad_y_TD = self.norm.backward(grad_TD, saved.normed)
         self.W_O.learn(saved.attended.head_NP, grad_y_TD)
         inputs = AttentionInputs(saved.query_TP, *kv_SP.split(self.widths, 1))
         grads = AttentionInputs(torch.empty_like(saved.query_TP), *grad_kv_SP.split(self.widths, 1))
@@ -180,11 +183,10 @@ class FeedForwardPass:
         return out_ND, _FeedForwardSaved(x_ND, hidden_NF, normed)
 
     def backward(self, grad_ND: Tensor, saved: _FeedForwardSaved) -> Tensor:
-        grad_x_ND, grad_y_ND, grad_b_D = self.norm.backward(grad_ND, saved.normed)
-        gradient_of(self.b_2.parameter).add_(grad_b_D)
+        grad_x_ND, grad_y_ND = self.norm.backward(grad_ND, saved.normed, gradient_of(self.b_2.parameter))
         self.W_2.learn(saved.hidden_NF, grad_y_ND)
         grad_hidden_NF = grad_y_ND @ self.W_2.rough.T
-        gradient_of(self.b_1.parameter).add_(self.own.relu_backward_(grad_hidden_NF, saved.hidden_NF))
+        self.own.relu_backward_(grad_hidden_NF, saved.hidden_NF, gradient_of(self.b_1.parameter))
         self.W_1.learn(saved.x_ND, grad_hidden_NF)
         return grad_x_ND.addmm_(grad_hidden_NF, self.W_1.rough.T)
 
@@ -203,14 +205,13 @@ class NormPass:
         dropout = Dropout(self.norm.dropout, keys_P, self.place)
         return self.own.add_and_norm(x_ND, y_ND, self.norm.weight, self.norm.bias, self.norm.eps, dropout)
 
-    def backward(self, grad_ND: Tensor, normed: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of x, of y, and of a bias in y."""
-        grads = self.own.add_and_norm_backward(grad_ND, normed, self.norm.weight, self.norm.bias)
-        gradient_of(self.norm.weight).add_(grads.gain_D)
-        gradient_of(self.norm.bias).add_(grads.bias_D)
+    def backward(self, grad_ND: Tensor, normed: Any, y_bias_grad_D: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Gradients of x and of y; that of a bias in y is added to."""
+        weight, bias = self.norm.weight, self.norm.bias
+        grads = NormGradients(gradient_of(weight), gradient_of(bias), y_bias_grad_D)
+        grad_x_ND, grad_y_ND = self.own.add_and_norm_backward(grad_ND, normed, weight, bias, grads)
         # Where nothing is dropped x and y have one gradient, and one of them will be added to.
-        grad_x_ND = grads.x_ND if grads.y_ND is not grads.x_ND else grads.x_ND.clone()
-        return grad_x_ND, grads.y_ND, grads.y_sum_D
+        return grad_x_ND.clone() if grad_x_ND is grad_y_ND else grad_x_ND, grad_y_ND
 
 
 # The whole pass
@@ -241,6 +242,10 @@ class WrittenPass:
         self.W_KV = [layer.memory_attention.W_KV.W for layer in model.decoder]
         self.rough_W_KV = torch.cat([W.detach() for W in self.W_KV], 1).to(dtype)
         self.output = self.matrix(model.embedding.output_projection)
+        if model.embedding.source_positions is not None and longest > self.config.max_positions:
+            raise DataError(
+                f"a sentence has {longest} tokens, but model.max_positions is {self.config.max_positions}: raise it"
+            )
         positions = torch.arange(longest, device=self.rough_W_KV.device)
         self.sinusoid_TD = sinusoid(positions, self.config.d_model).to(self.output.parameter.dtype)
 
@@ -353,16 +358,19 @@ def shadow(model: Transformer) -> Transformer:
 
 
 class ThreadPasses:
-    """On a CPU: a batch is cut into as many parts as there are workers, which meet only at the end of a pass. Threads
+    """On a CPU: one batch is cut into as many parts as there are workers, which meet only at the end of a pass. Threads
     inside each operation would wait for each other hundreds of times, and for long on a busy machine."""
+
+    joins = False
 
     def __init__(self, runs: Sequence[WrittenPass], label_smoothing: float, n_threads: int) -> None:
         self.runs, self.label_smoothing, self.config = runs, label_smoothing, runs[0].config
         self.inner_threads = max(1, n_threads // len(runs))
         self.pool = ThreadPoolExecutor(max(1, len(runs) - 1), "pass", torch.set_num_threads, (self.inner_threads,))
 
-    def add_gradients(self, batch: Sequence[Tensor], seed: Sequence[int], factor: float) -> Tensor:
+    def add_gradients(self, batches: Sequence[Sequence[Tensor]], seed: Sequence[int], factor: float) -> Tensor:
         """Adds to each parameter's gradient; returns the summed loss."""
+        (batch,) = batches
         n_rows, n_workers = len(batch[0]), len(self.runs)
         parts = list(zip(*(ids.split(-(-n_rows // n_workers)) for ids in batch), strict=True))
 
@@ -400,18 +408,23 @@ class ThreadPasses:
 
 class GraphPasses:
     """On a GPU: passes of a few shapes, each of which is recorded as a graph when it is first needed, and replayed from
-    then on."""
+    then on. Batches go through one behind another in the same pass, which is longer and has one of fewer shapes."""
+
+    joins = True
 
     def __init__(self, run: WrittenPass, most_tokens: int, label_smoothing: float) -> None:
         self.run, self.label_smoothing, self.config = run, label_smoothing, run.config
         self.device = run.rough_W_KV.device
         self.grain = max(GRAIN, -(-most_tokens // (N_SHAPES * GRAIN)) * GRAIN)
+        self.stream = torch.cuda.Stream()
         self.recorded: dict[Shape, _Recorded] = {}
 
-    def add_gradients(self, batch: Sequence[Tensor], seed: Sequence[int], factor: float) -> Tensor:
+    def add_gradients(self, batches: Sequence[Sequence[Tensor]], seed: Sequence[int], factor: float) -> Tensor:
         """Adds to each parameter's gradient; returns the summed loss, which the next pass may overwrite."""
-        arrays = [ids.numpy() for ids in batch]
-        n_source, _, n_target = (int((ids != self.config.pad_id).sum()) for ids in arrays)
+        arrays = [[ids.numpy() for ids in batch] for batch in batches]
+        n_source, n_target = (
+            sum(int((batch[side] != self.config.pad_id).sum()) for batch in arrays) for side in (0, 2)
+        )
         shape = Shape(*(-(-n // self.grain) * self.grain for n in (n_source, n_target)))
         ints = torch.from_numpy(pack(arrays, shape, seed, self.config))
         recorded = self.recorded.get(shape) or self._record(ints, shape)
@@ -424,14 +437,16 @@ class GraphPasses:
         on_device = ints.to(self.device)
         factor_1 = torch.zeros(1, device=self.device)  # so that the trial below adds nothing to the gradients
         given, graph = unpack(on_device, shape), torch.cuda.CUDAGraph()
-        trial = torch.cuda.Stream()
-        trial.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(trial):  # compiles what is not compiled yet, which no graph can
-            self.run.add_gradients(given, self.label_smoothing, factor_1)
-        torch.cuda.current_stream().wait_stream(trial)
+        self.stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(self.stream):  # compiles what is not compiled yet, which no graph can
+                self.run.add_gradients(given, self.label_smoothing, factor_1)
+        finally:
+            torch.cuda.current_stream().wait_stream(self.stream)
         # All use the same memory: they never run at once, and none needs what another left there.
         pool = next(iter(self.recorded.values())).graph.pool() if self.recorded else None
-        with torch.cuda.graph(graph, pool=pool):
+        # Other threads, such as the one that fetches batches, may go on meanwhile.
+        with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
             loss_sum = self.run.add_gradients(given, self.label_smoothing, factor_1)
         self.recorded[shape] = _Recorded(graph, on_device, factor_1, loss_sum)
         return self.recorded[shape]
