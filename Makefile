@@ -2,21 +2,25 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+SENTENCES := printf '%s\n' 'Ich bin müde.' 'Wo ist mein Buch?' 'Tom hat ein neues Auto.' 'Das ist nicht gut.'
+
 .PHONY: demo test test-slow fuzz check format clean
 
 demo: .venv/.package
 	@rm -rf .demo
+	@echo 'The translator that comes along, trained by this program in three minutes on one GPU:'
+	@$(SENTENCES) | $(BIN)/transduce translate --scores --quiet
+	@echo
+	@echo 'One of your own, from 40,000 short sentences in three minutes on this machine:'
 	@$(BIN)/transduce train tatoeba-40k --out .demo/run --budget 170s
 	@echo
-	@echo 'Translations and their scores:'
-	@printf '%s\n' 'Ich bin müde.' 'Wo ist mein Buch?' 'Tom hat ein neues Auto.' 'Das ist nicht gut.' \
-		| $(BIN)/transduce translate .demo/run --scores --quiet
+	@$(SENTENCES) | $(BIN)/transduce translate .demo/run --scores --quiet
 	@echo
 	@echo 'Three minutes on a CPU are one look at 38,000 short sentences: it has begun to learn, and translates badly.'
-	@echo 'More time, more text or a GPU make a translator of it (README: BLEU 40 after two and a half minutes on one).'
+	@echo 'More time, more text or a GPU make of it what you saw first.'
 	@echo
 	@echo 'Next: $(BIN)/transduce train YOUR.de YOUR.en --out run          your own two files'
-	@echo '      $(BIN)/transduce translate .demo/run --json               type a sentence: each token, its probability'
+	@echo '      $(BIN)/transduce translate --json                         type a sentence: each token, its probability'
 	@echo '      $(BIN)/transduce evaluate run --source A --reference B    BLEU, chrF++ and TER, with their signatures'
 	@echo '      $(BIN)/transduce prepare tatoeba-40k --out prepared --stats   what is in the data'
 	@echo '      $(BIN)/transduce check-paper                              each setting beside the paper'

@@ -60,7 +60,38 @@ def train_speed_cpu() -> str:
     return table(["target tokens a second, two cores", "small", "base"], rows)
 
 
-TABLES = {"train-speed-cpu": train_speed_cpu}
+def train_speed_gpu() -> str:
+    sizes = ("base", "big")
+    real = [result(f"benchmarks/results/train_real_{size}_h200.json") for size in sizes]
+    synthetic = {one["d_model"]: one for one in result("benchmarks/results/gpu_passes_h200.json")["speed"]}
+    found = [one["ways"]["written"] for one in real]
+    alone = [synthetic[one["config"]["model"]["d_model"]] for one in real]
+    rows = [
+        [
+            "`transduce train` on Europarl, padding not counted",
+            *(f"{of['target_tokens_per_second']:,.0f}" for of in found),
+        ],
+        ["... its slowest and fastest ten steps", *(f"{of['lowest']:,.0f} to {of['highest']:,.0f}" for of in found)],
+        [
+            "one batch of sentences of 32 tokens, again and again",
+            *(f"{of['target_tokens_per_second']:,.0f}" for of in alone),
+        ],
+        ["memory, GB", *(f"{of['memory_bytes'] / 1e9:.1f}" for of in found)],
+    ]
+    return table(["target tokens a second, one H200", *sizes], rows)
+
+
+def multi30k() -> str:
+    found = result("experiments/results/multi30k_h200.json")["summary"]
+    rows = [
+        [name, f"{of['bleu']['mean']:.2f}", "" if of["bleu"]["spread"] is None else f"{of['bleu']['spread']:.2f}",
+         ", ".join(f"{score:.1f}" for score in of["bleu"]["of"]), f"{of['minutes']['mean']:.1f}"]
+        for name, of in found.items()
+    ]  # fmt: skip
+    return table(["form, direction, passes", "mean BLEU", "spread", "seeds", "minutes of training"], rows)
+
+
+TABLES = {"train-speed-cpu": train_speed_cpu, "train-speed-gpu": train_speed_gpu, "multi30k": multi30k}
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,7 @@ The model folder holds all a model is:
 
     config.json          format_version, the RunConfig, languages, the longest lengths it was trained on, and which
                          heads align words
-    weights.safetensors  the weights, unpacked, under the paper's names; tied ones once
+    weights.safetensors  the weights, unpacked, under the paper's names; tied ones once; float32, or float16 to be small
     subwords.model       where it was trained on text
     card.json            its scores: not part of what it is, so that the folder may be read-only
 
@@ -42,6 +42,8 @@ CONFIG = "config.json"
 RUN, MODEL = "run.json", "model"
 """In a run: what was settled before its first step, and the model folder, once it has ended."""
 WEIGHTS, CARD = "weights.safetensors", "card.json"
+BUNDLED_MODEL = "tatoeba-de-en"
+"""Its name: German to English, in the package, made by experiments/bundled_model.py."""
 OPTIMISER, STATE, MANIFEST = "optimiser.safetensors", "state.json", "manifest.json"
 
 
@@ -67,8 +69,15 @@ class AlignmentHeads:
     """0: as they look when the token is asked for; 1: when it is known, one place later."""
 
 
+def find_model(path: Path) -> Path:
+    """That path, or where the model lies that has this name and comes with the package."""
+    is_bundled = str(path) == BUNDLED_MODEL and not path.exists()
+    return Path(__file__).parent / "models" / BUNDLED_MODEL if is_bundled else path
+
+
 def model_folder(path: Path) -> Path:
-    """Of a model folder or of a run."""
+    """Of a model folder, a run, or the model that comes with the package, by its name."""
+    path = find_model(path)
     if (path / MODEL / CONFIG).exists():
         return path / MODEL
     if (path / RUN).exists():
@@ -83,8 +92,9 @@ def save_model(
     subwords: Subwords | None = None,
     origin: Origin | None = None,
     alignment: AlignmentHeads | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Whole or not at all. Overwrites nothing."""
+    """Whole or not at all. Overwrites nothing. Weights are read as float32, whatever they are kept in."""
     assert model.config == config.model, "the folder would describe another model"
     folder = Path(folder)
     if folder.exists():
@@ -96,7 +106,9 @@ def save_model(
         if alignment is not None:
             description["alignment"] = asdict(alignment)
         (unfinished / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-        save_file(_contiguous(model.weights()), unfinished / WEIGHTS)
+        weights = {name: W.to(dtype) for name, W in model.weights().items()}
+        save_file(_contiguous(weights), unfinished / WEIGHTS)
+        (unfinished / WEIGHTS).chmod((unfinished / CONFIG).stat().st_mode)  # not for the owner alone, as that makes it
         if subwords is not None:
             subwords.save(unfinished / SUBWORDS)
 

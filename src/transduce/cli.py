@@ -336,7 +336,6 @@ def train_command(
 
 
 # What translate and evaluate both take.
-ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or a run.")]
 Beam = Annotated[
     int | None, typer.Option(min=1, help="Hypotheses kept; 1 is greedy search. The model's when not given.")
 ]
@@ -348,7 +347,12 @@ Precision = Annotated[str, typer.Option("--dtype", metavar="float32|bfloat16", h
 
 @app.command("translate")
 def translate_command(
-    model: ModelArgument,
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="MODEL", help="A model folder, or a run. When not given: German to English, by what comes along."
+        ),
+    ] = None,
     files: Annotated[
         list[str] | None, typer.Argument(help="Files of lines, .gz and .xz too. Standard input: -")
     ] = None,
@@ -399,7 +403,10 @@ def translate_command(
       transduce translate run table.tsv --column 2 --scores
 
       transduce translate run in.de --alignments out.align > out.en
+
+      echo 'Das ist ein Haus.' | transduce translate              (by the model that comes along)
     """
+    from transduce.checkpoint import BUNDLED_MODEL
     from transduce.records import Form, translate_files
     from transduce.show import show_summary, translation_progress
 
@@ -412,6 +419,10 @@ def translate_command(
     for name in ("temperature", "top_k", "top_p", "seed"):
         if flags[name] is not None and not sample:
             raise ConfigError(f"--{name.replace('_', '-')} means something to sampling alone: add --sample")
+    if model is None or str(model) == "-" or model.is_file():
+        model, files = Path(BUNDLED_MODEL), [str(model)] * (model is not None) + (files or [])
+        if not quiet:
+            print(f"by {BUNDLED_MODEL}, which comes along and knows short German sentences", file=sys.stderr)
     translator = load_translator(model, flags, settings or [], device, precision, threads, batch_size)
     if alignments is not None and translator.heads is None:
         raise ConfigError(f"{model} does not say which heads align words: train it again, or leave out --alignments")
@@ -537,7 +548,7 @@ def evaluate_command(
 
       transduce evaluate output.en --reference test.en --json
     """
-    from transduce.checkpoint import model_folder
+    from transduce.checkpoint import find_model, model_folder
     from transduce.evaluate import add_to_card, evaluate_files, evaluate_trees
     from transduce.show import console_for_stdout, progress_on_stderr, show_brackets, show_evaluation
 
@@ -555,8 +566,8 @@ def evaluate_command(
 
     with progress_on_stderr(quiet) as told:
         evaluation, passport = evaluate_files(
-            model, source, reference, load, against=against, to=to, n_bootstrap=bootstrap,
-            with_compound_split=compound_split, tokenise=tokenise, progress=told,
+            find_model(model), source, reference, load, against=against and find_model(against), to=to,
+            n_bootstrap=bootstrap, with_compound_split=compound_split, tokenise=tokenise, progress=told,
         )  # fmt: skip
     if as_json:
         print(json.dumps({"passport": passport, **evaluation.to_json()}, indent=2, ensure_ascii=False))

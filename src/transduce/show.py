@@ -403,7 +403,10 @@ def show_summary(summary: Summary, quiet: bool) -> None:
         )
     if not quiet:
         flags = "".join(f"; {n:,} {flag}" for flag, n in sorted(summary.flags.items()))
-        print(f"{summary.n_lines:,} lines in {_time(summary.seconds)}{flags}", file=sys.stderr)
+        print(
+            f"{summary.n_lines:,} line{'s' * (summary.n_lines != 1)} in {_time(summary.seconds)}{flags}",
+            file=sys.stderr,
+        )
 
 
 def show_evaluation(console: Console, evaluation: Evaluation) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from transduce.alignment import Link, n_words, word_links, words_of
-from transduce.checkpoint import AlignmentHeads, Origin, load_model, load_origin, model_folder
+from transduce.checkpoint import BUNDLED_MODEL, AlignmentHeads, Origin, load_model, load_origin, model_folder
 from transduce.config import DecodeConfig, RunConfig
 from transduce.data.subword import SUBWORDS, Subwords
 from transduce.decoding import Hypothesis, Sentence, search
@@ -131,14 +131,14 @@ class Translator:
     @classmethod
     def load(
         cls,
-        folder: str | Path,
+        folder: str | Path = BUNDLED_MODEL,
         *,
         device: str | None = None,
         dtype: torch.dtype = torch.float32,
         settings: DecodeConfig | None = None,
         batch_size: int = 64,
     ) -> Translator:
-        """From a model folder or a run. `device` None: a GPU where there is one."""
+        """From a model folder, a run, or what comes with the package. `device` None: a GPU where there is one."""
         folder = model_folder(Path(folder))
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         model, config = load_model(folder, device)
