@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transduce import ModelConfig
+from transduce.model import sinusoid
 
 
 class Embedded(nn.Module):
@@ -22,7 +23,7 @@ class Embedded(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.target_vocab_size, config.d_model)
         self.position_TD: Tensor
-        self.register_buffer("position_TD", torch.randn(512, config.d_model))
+        self.register_buffer("position_TD", sinusoid(torch.arange(512), config.d_model).float())
         self.dropout = nn.Dropout(config.dropout)
 
     def embed(self, ids_BT: Tensor) -> Tensor:

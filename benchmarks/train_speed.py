@@ -22,6 +22,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -138,8 +139,9 @@ class Worker:
         self.way, self.tokens = way, tokens // LENGTH * LENGTH
         task = {"way": asdict(way), "size": size, "device": device, "tokens": tokens}
         command = [sys.executable, __file__, "--worker", json.dumps(task)]
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # for as long as the process is
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
         )
 
     def speed(self, n_steps: int) -> float | None:
@@ -151,11 +153,15 @@ class Worker:
             self.process.stdin.flush()
             return self.tokens * n_steps / float(self.process.stdout.readline())
         except (OSError, ValueError):
+            self.process.wait()
+            self.errors.seek(0)
+            print("".join(self.errors.readlines()[-3:]), end="")
             return None
 
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
+        self.errors.close()
 
 
 def candidates(name: str, device: str, keeps_memory: bool) -> list[Way]:

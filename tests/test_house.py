@@ -27,7 +27,7 @@ ORDER = [
     {"checkpoint"},
     {"alignment"},
     {"translate"},
-    {"records", "evaluate", "training"},
+    {"records", "evaluate", "training", "interop"},
     {"paper"},
     {"show"},
     {"cli"},

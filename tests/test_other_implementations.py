@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from transformers import MarianConfig, MarianMTModel
 
 from tests.primes import prime_config, random_ids, random_model
-from transduce import ModelConfig, Transformer
+from transduce import ConfigError, ModelConfig, Transformer
+from transduce.interop.marian import from_marian, order_of_dimensions, to_marian
 from transduce.model import sinusoid
 
 # float64: rounding differs, since the others order their products otherwise.
@@ -167,45 +168,10 @@ def marian(config: ModelConfig) -> Any:
         model.final_logits_bias.add_(torch.randn_like(model.final_logits_bias))
         # Its sinusoids are float32: once they are seen to be ours, ours take their place, so that the rest can be
         # compared in float64.
-        ours_TD = sinusoid(torch.arange(64), config.d_model)[:, marian_order(config).argsort()]
+        ours_TD = sinusoid(torch.arange(64), config.d_model)[:, order_of_dimensions(config.d_model).argsort()]
         for stack in (model.model.encoder, model.model.decoder):
             torch.testing.assert_close(stack.embed_positions.weight, ours_TD, atol=1e-6, rtol=0)
             stack.embed_positions.weight.copy_(ours_TD)
-    return model
-
-
-def marian_order(config: ModelConfig) -> Tensor:
-    """Marian keeps all sines before all cosines, ours alternate: our dimension i is its dimension marian_order[i]."""
-    return torch.arange(config.d_model).reshape(2, -1).T.flatten()
-
-
-def from_marian(theirs: Any, config: ModelConfig) -> Transformer:
-    """Every axis of width d_model is permuted as the sinusoids are."""
-    order_D = marian_order(config)
-    weights: dict[str, Tensor] = {}
-    state = theirs.state_dict()
-    for stack, n_layers in (("encoder", config.n_encoder_layers), ("decoder", config.n_decoder_layers)):
-        kinds = {"self_attn": "self_attention"} | ({"encoder_attn": "memory_attention"} if stack == "decoder" else {})
-        for i in range(n_layers):
-            at, to = f"model.{stack}.layers.{i}", f"{stack}.{i}"
-            for their_kind, kind in kinds.items():
-                for part in "qkv":
-                    weights[f"{to}.{kind}.W_{part.upper()}"] = state[f"{at}.{their_kind}.{part}_proj.weight"].T[order_D]
-                    weights[f"{to}.{kind}.b_{part.upper()}"] = state[f"{at}.{their_kind}.{part}_proj.bias"]
-                weights[f"{to}.{kind}.W_O"] = state[f"{at}.{their_kind}.out_proj.weight"].T[:, order_D]
-                weights[f"{to}.{kind}.b_O"] = state[f"{at}.{their_kind}.out_proj.bias"][order_D]
-                for ours, part in (("gain", "weight"), ("bias", "bias")):
-                    weights[f"{to}.{kind}_norm.{ours}"] = state[f"{at}.{their_kind}_layer_norm.{part}"][order_D]
-            weights[f"{to}.feed_forward.W_1"] = state[f"{at}.fc1.weight"].T[order_D]
-            weights[f"{to}.feed_forward.b_1"] = state[f"{at}.fc1.bias"]
-            weights[f"{to}.feed_forward.W_2"] = state[f"{at}.fc2.weight"].T[:, order_D]
-            weights[f"{to}.feed_forward.b_2"] = state[f"{at}.fc2.bias"][order_D]
-            for ours, part in (("gain", "weight"), ("bias", "bias")):
-                weights[f"{to}.feed_forward_norm.{ours}"] = state[f"{at}.final_layer_norm.{part}"][order_D]
-    weights["source_embedding"] = state["model.shared.weight"][:, order_D]
-    weights["output_bias"] = state["final_logits_bias"][0]
-    model = Transformer(config).double().eval()
-    model.load_weights(weights)
     return model
 
 
@@ -214,7 +180,7 @@ MARIAN = equal_heads(activation="swish", output_bias=True, norm_eps=1e-5)
 
 def test_marian_gives_the_same_logits() -> None:
     theirs, (source_BS, target_BT) = marian(MARIAN), random_ids(MARIAN)
-    ours = from_marian(theirs, MARIAN)
+    ours = from_marian(theirs)
     with torch.no_grad():
         expected = theirs(
             input_ids=source_BS, attention_mask=(source_BS != MARIAN.pad_id).long(), decoder_input_ids=target_BT
@@ -225,7 +191,7 @@ def test_marian_gives_the_same_logits() -> None:
 
 def test_marian_gives_the_same_logits_step_by_step_from_its_cache() -> None:
     theirs, (source_BS, target_BT) = marian(MARIAN), random_ids(MARIAN)
-    state = (ours := from_marian(theirs, MARIAN)).start(source_BS)
+    state = (ours := from_marian(theirs)).start(source_BS)
     memory, cache = None, None
     for last_B in target_BT.T[:17]:
         with torch.no_grad():
@@ -254,7 +220,7 @@ def test_marian_generates_the_same_translations(start: int) -> None:
         min_new_tokens=12,
         suppress_tokens=[config.eos_id],
     )
-    ours = from_marian(theirs, config)
+    ours = from_marian(theirs)
     state, last_B, found = ours.start(source_BS), torch.full((3,), start), []
     for _ in range(12):
         logits_BV, state = ours.step(last_B, state)
@@ -262,3 +228,27 @@ def test_marian_generates_the_same_translations(start: int) -> None:
         last_B = logits_BV.argmax(-1)
         found.append(last_B)
     assert generated[:, 1:].tolist() == torch.stack(found, 1).tolist()
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "output_bias": True}], ids=str)
+def test_to_marian_and_back_nothing_changes(changes: dict[str, Any]) -> None:
+    """Norms of ours that add 1e-5, as its do: then logits are the same to rounding, in float64."""
+    config = prime_config(d_model=110, n_heads=5, d_k=22, d_v=22, norm_eps=1e-5, **changes)
+    ours, (source_BS, target_BT) = random_model(config).eval(), random_ids(config)
+    theirs = to_marian(ours, longest=64).double()
+    again = from_marian(theirs)
+    for name, W in ours.weights().items():
+        assert torch.equal(again.weights()[name], W.float().double()), name  # it keeps them in float32
+    with torch.no_grad():
+        visible_BS = (source_BS != config.pad_id).long()
+        expected = theirs(input_ids=source_BS, attention_mask=visible_BS, decoder_input_ids=target_BT)
+    torch.testing.assert_close(again(source_BS, target_BT).logits_BTV, expected.logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"norm": "pre"}, {"d_k": 16}, {"positions": "learned"}, {"attention_window": 6}], ids=str
+)
+def test_what_marian_cannot_be_is_refused_by_name(changes: dict[str, Any]) -> None:
+    config = prime_config(**({"d_model": 110, "n_heads": 5, "d_k": 22, "d_v": 22} | changes))
+    with pytest.raises(ConfigError, match=f"Marian wants model.{next(iter(changes))}="):
+        to_marian(Transformer(config))

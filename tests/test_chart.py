@@ -1,0 +1,24 @@
+"""Charts are whole SVG, and a point lies where its numbers say."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from experiments.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, line_chart, short
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_points_lie_where_their_logarithms_say(tmp_path: Path) -> None:
+    line_chart(tmp_path / "a.svg", "T & t", "x", "y", {"<one>": [(10, 1), (100, 10), (1000, 100)], "two": [(10, 100)]})
+    root = ET.parse(tmp_path / "a.svg").getroot()
+    places = [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in root.iter(f"{SVG}circle")]
+    middle = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
+    assert places == [(LEFT, HEIGHT - BOTTOM), middle, (WIDTH - RIGHT, TOP), (LEFT, TOP)]
+    words = [element.text for element in root.iter(f"{SVG}text")]
+    assert {"T & t", "<one>", "two", "x", "y", "10", "100", "1k"} <= set(words)
+
+
+def test_numbers_are_short() -> None:
+    assert [short(x) for x in (512, 25_600, 200_704, 63_045_632)] == ["512", "25.6k", "201k", "63M"]
