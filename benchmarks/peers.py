@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -80,6 +81,76 @@ class Marian(nn.Module):
         return output.logits  # type: ignore[no-any-return]
 
 
+class JoeyNMT(nn.Module):
+    """JoeyNMT's layers, called as its `Model` calls them; that one asks for a vocabulary of words."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        from joeynmt.decoders import TransformerDecoder
+        from joeynmt.embeddings import Embeddings
+        from joeynmt.encoders import TransformerEncoder
+        from joeynmt.transformer_layers import MultiHeadedAttention
+
+        settings: dict[str, Any] = {
+            "hidden_size": config.d_model, "ff_size": config.d_ff, "num_heads": config.n_heads, "activation": "relu",
+            "layer_norm": "post", "dropout": config.dropout, "emb_dropout": config.dropout,
+        }  # fmt: skip
+        vocab_size, self.pad_id = config.target_vocab_size, config.pad_id
+        self.embedding = Embeddings(config.d_model, scale=True, vocab_size=vocab_size, padding_idx=config.pad_id)
+        self.encoder = TransformerEncoder(num_layers=config.n_encoder_layers, **settings)
+        self.decoder = TransformerDecoder(num_layers=config.n_decoder_layers, vocab_size=vocab_size, **settings)
+        self.decoder.output_layer.weight = self.embedding.lut.weight
+        # It has one rate for all dropout; the paper has none in these two places.
+        for layer in (*self.encoder.layers, *self.decoder.layers):
+            layer.feed_forward.pwff_layer[2].p = 0.0
+        for module in self.modules():
+            if isinstance(module, MultiHeadedAttention):
+                module.dropout.p = 0.0
+
+    def forward(self, source_BS: Tensor, target_in_BT: Tensor) -> Tensor:
+        visible_B1S, visible_B1T = ((ids != self.pad_id)[:, None] for ids in (source_BS, target_in_BT))
+        memory_BSD, _ = self.encoder(self.embedding(source_BS), None, visible_B1S)
+        logits_BTV, *_ = self.decoder(
+            self.embedding(target_in_BT), memory_BSD, encoder_hidden=None, src_mask=visible_B1S,
+            unroll_steps=target_in_BT.shape[1], hidden=None, trg_mask=visible_B1T,
+        )  # fmt: skip
+        return logits_BTV  # type: ignore[no-any-return]
+
+
+class Eole(nn.Module):
+    """eole's, the successor of OpenNMT-py. Not in the paper: its decoder can only be pre-norm."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        from eole.config.models import TransformerModelConfig
+        from eole.config.training import TrainingConfig
+        from eole.models.model import EncoderDecoderModel
+
+        settings = TransformerModelConfig(
+            encoder={
+                "layers": config.n_encoder_layers, "encoder_layer_style": "postnorm", "final_encoder_layer_norm": False
+            },
+            decoder={"layers": config.n_decoder_layers},
+            embeddings={"word_vec_size": config.d_model, "position_encoding_type": "SinusoidalInterleaved"},
+            hidden_size=config.d_model, transformer_ff=config.d_ff, heads=config.n_heads, head_dim=config.d_k,
+            mlp_activation_fn="relu", add_ffnbias=True, norm_eps=config.norm_eps,
+            share_embeddings=True, share_decoder_embeddings=True, generator_bias=False,
+        )  # fmt: skip
+        running = TrainingConfig(dropout=[config.dropout], attention_dropout=[0.0], param_init_method="xavier_uniform")
+        ids = {str(i): i for i in range(config.target_vocab_size)}
+        vocabularies = {"src": ids, "tgt": ids, "specials": {"pad_token": str(config.pad_id)}}
+        self.model = EncoderDecoderModel.build(settings, vocabularies, running)
+        self.model.init_weights(running)  # until then they are whatever was in memory
+        # It has one rate for the feed-forward network and its output; the paper has none inside.
+        for layer in (*self.model.encoder.transformer_layers, *self.model.decoder.transformer_layers):
+            layer.mlp.dropout_1.p = 0.0
+
+    def forward(self, source_BS: Tensor, target_in_BT: Tensor) -> Tensor:
+        # It takes the whole target, end mark too, and drops the last column itself.
+        output = self.model(source_BS, F.pad(target_in_BT, (0, 1)), src_len=None)
+        return self.model.generator(output.dec_out)  # type: ignore[no-any-return]
+
+
 class Obvious(Embedded):
     """The paper as teaching code writes it: a matrix for each projection, attention in five lines, dropout as modules,
     one norm after another. Written here for this comparison."""
@@ -126,4 +197,8 @@ class _ObviousLayer(nn.Module):
         return self.norms[-1](x_BTD + self.dropout(self.feed_forward(x_BTD)))  # type: ignore[no-any-return]
 
 
-PEERS: dict[str, type[nn.Module]] = {"nn.Transformer": TorchTransformer, "Marian": Marian, "obvious": Obvious}
+PEERS: dict[str, type[nn.Module]] = {
+    "nn.Transformer": TorchTransformer, "Marian": Marian, "JoeyNMT": JoeyNMT, "eole": Eole, "obvious": Obvious
+}  # fmt: skip
+PACKAGES = {"Marian": "transformers", "JoeyNMT": "joeynmt", "eole": "eole"}
+"""What the others need beside PyTorch."""

@@ -8,7 +8,8 @@ Each way is a process of its own: they take turns, round after round, so that a 
 runs in float32 or bf16, whichever is faster here (on a GPU: bf16, eager and compiled). On a CPU the fastest peer then
 takes turns with ours once more, with the memory allocator set as our trainer sets it. The last line is
 `ratio R (low-high)`: ours over the fastest peer as it comes, the median of the rounds, the lowest and the highest.
-Synthetic ids, no padding.
+Synthetic ids, no padding. Peers that are not installed are left out (JoeyNMT: `pip install --no-deps joeynmt`, for its
+pins are old; then what its import asks for).
 """
 
 # ruff: noqa: E402  # the path must be set before what lies on it is imported
@@ -35,7 +36,7 @@ import torch
 import typer
 from torch import Tensor
 
-from benchmarks.peers import PEERS
+from benchmarks.peers import PACKAGES, PEERS
 from experiments.passport import passport, write_result
 from transduce import RunConfig, Transformer
 from transduce.config import PRESETS
@@ -164,6 +165,14 @@ class Worker:
         self.errors.close()
 
 
+def installed(names: list[str]) -> list[str]:
+    """Those whose package is here; a line for each that is left out."""
+    absent = [name for name in names if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None]
+    for name in absent:
+        print(f"without {name}: {PACKAGES[name]} is not installed", flush=True)
+    return [name for name in names if name not in absent]
+
+
 def candidates(name: str, device: str, keeps_memory: bool) -> list[Way]:
     """The ways of which the fastest takes part."""
     if device == "cuda":
@@ -222,10 +231,7 @@ def main(
         return
     on_gpu = device == "cuda"
     tokens, rounds = tokens or (25_600 if on_gpu else 4096), 5 if quick else rounds
-    names = [name for name in PEERS if not quick or name in ("nn.Transformer", "Marian")]
-    if importlib.util.find_spec("transformers") is None:
-        print("without Marian: transformers is not installed")
-        names.remove("Marian")
+    names = installed([name for name in PEERS if not quick or name in ("nn.Transformer", "Marian")])
     n_warm, n_steps = (3, 20) if on_gpu else (1, 1)
 
     def start(ways: list[Way]) -> list[Worker]:
