@@ -64,7 +64,9 @@ def work(task: dict[str, Any]) -> None:
 
 
 def ours(task: dict[str, Any]) -> Translate:
-    translator = Translator.load(task["model"], device=task["device"], batch_size=task["batch_size"])
+    translator = Translator.load(
+        task["model"], device=task["device"], batch_size=task["batch_size"], precision=task["dtype"]
+    )
 
     def translate(texts: list[str], beam: int) -> list[str]:
         translator.settings = replace(translator.settings, beam_size=beam, length_penalty="length", length_alpha=1.0)
@@ -168,6 +170,7 @@ def start(folder: Path, device: str, sources: list[str], place: Path) -> dict[st
     found = {}
     for name, dtype, batch_size in (
         (OURS, "float32", 128),
+        (OURS, "int8", 128),
         (CT2, "int8", 128),
         (CT2, "float32", 128),
         (HF, "float32", 32),

@@ -17,8 +17,10 @@ from transduce import Translator, load_model, save_model
 from transduce.checkpoint import BUNDLED_MODEL, CARD, CONFIG, WEIGHTS, find_model
 from transduce.data.corpora import read_lines
 from transduce.metrics import bleu
+from transduce.stepper import Precision
 
 FOLDER = find_model(Path(BUNDLED_MODEL))
+PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
 
 
 def transduce(*arguments: str, given: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -66,6 +68,19 @@ def test_where_no_model_is_named_it_translates(arguments: list[str], tmp_path: P
     done = transduce("translate", *arguments, "--device", "cpu", given="Ich bin müde.\n", cwd=tmp_path)
     assert done.stdout == "I'm tired.\n"
     assert (BUNDLED_MODEL in done.stderr) == (BUNDLED_MODEL not in arguments)
+
+
+def test_eight_bits_say_the_same_of_simple_things(tmp_path: Path) -> None:
+    done = transduce("translate", "--dtype", "int8", "--device", "cpu", "-q", given="Ich bin müde.\n", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("I'm tired.\n", "")
+    sources, references = (lines[:100] for lines in heldout())
+    scores = [
+        bleu([one.text for one in Translator.load(device="cpu", precision=precision).translate(sources)], references,
+             n_bootstrap=0).value
+        for precision in PRECISIONS
+    ]  # fmt: skip
+    assert abs(scores[0] - scores[1]) < 2
+    assert scores[0] != scores[1]
 
 
 def test_a_folder_of_that_name_comes_first(tmp_path: Path) -> None:

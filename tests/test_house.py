@@ -24,7 +24,7 @@ ORDER = [
     {"config", "folders"},
     {"data", "reference", "ops", "fast", "decoding", "segments"},
     {"model", "metrics", "spelling"},
-    {"checkpoint"},
+    {"checkpoint", "stepper"},
     {"alignment"},
     {"translate"},
     {"records", "evaluate", "training", "interop"},

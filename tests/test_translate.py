@@ -473,7 +473,7 @@ def test_a_full_disk_is_told_and_named(trained: Path, tmp_path: Path) -> None:
         (["RUN", "nowhere.txt"], "nowhere.txt cannot be read (No such file or directory): give a file of text"),
         (["RUN", "--to", "fr"], "--to is 'fr', this model translates into en: leave it out"),
         (["RUN", "--column", "1", "--field", "x"], "--column and --field exclude each other: keep one"),
-        (["RUN", "--dtype", "int3"], "--dtype is 'int3', must be float32 or bfloat16"),
+        (["RUN", "--dtype", "int3"], "--dtype is 'int3', must be float32, bfloat16 or int8"),
         (["RUN", "--set", "train.seed=3"], "--set train.seed=3 means nothing to a trained model"),
         (["RUN", "--sample", "--top-p", "7"], "decode.top_p is 7.0, must be at most 1"),
         (["RUN", "--top-p", "0.5"], "--top-p means something to sampling alone: add --sample"),

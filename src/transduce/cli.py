@@ -342,7 +342,9 @@ Beam = Annotated[
 To = Annotated[str | None, typer.Option(metavar="LANGUAGE", help="Into which, where a model knows several.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Sentences searched side by side. Changes speed, not text.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Of the CPU. All cores when not given.")]
-Precision = Annotated[str, typer.Option("--dtype", metavar="float32|bfloat16", help="Of the model's numbers.")]
+Precision = Annotated[
+    str, typer.Option("--dtype", metavar="float32|bfloat16|int8", help="Of the model's numbers; int8 is for CPUs.")
+]
 
 
 @app.command("translate")
@@ -460,8 +462,8 @@ def load_translator(
     for setting in settings:
         if not setting.strip().startswith("decode."):
             raise ConfigError(f"--set {setting} means nothing to a trained model, only the section decode does")
-    if precision not in ("float32", "bfloat16"):
-        raise ConfigError(f"--dtype is {precision!r}, must be float32 or bfloat16: leave it out for float32")
+    if precision not in ("float32", "bfloat16", "int8"):
+        raise ConfigError(f"--dtype is {precision!r}, must be float32, bfloat16 or int8: leave it out for float32")
     check_device(device)
     config = load_config(model_folder(model))
     if (n_best := flags.get("n_best")) is not None and flags.get("beam_size") is None and not flags.get("method"):
@@ -471,7 +473,10 @@ def load_translator(
     if threads is not None:
         torch.set_num_threads(threads)
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    return Translator.load(model, device=device, dtype=dtype, settings=config.decode, batch_size=batch_size)
+    return Translator.load(
+        model, device=device, dtype=dtype, settings=config.decode, batch_size=batch_size,
+        precision="int8" if precision == "int8" else "float32",
+    )  # fmt: skip
 
 
 def write_to_stdout(line: str) -> None:

@@ -24,6 +24,10 @@ from transduce.config import DecodeConfig, ModelConfig
 
 NONE = -1
 """Where there is no token."""
+STAYING = 8
+"""Of so many one may be over and still take part."""
+SPARE = 9
+"""Tokens looked at beside as many as a beam is wide: some are forbidden."""
 
 
 class State(Protocol):
@@ -138,6 +142,35 @@ def best(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
         log_prob_BK=value_BC[:, :-1],
         parent_BK=place_BC[:, :-1] // n_vocabulary,
         token_BK=place_BC[:, :-1] % n_vocabulary,
+        margin_B=torch.where(first_out_B > -torch.inf, last_in_B - first_out_B, torch.inf),
+    )
+
+
+def best_of_few(beams: Beams, logits_RV: Tensor, rules: Rules) -> Chosen | None:
+    """What `best` finds, to the bit, from the few best tokens of each hypothesis: most of the vocabulary is read, and
+    never written. None where few are not enough: too many are forbidden, or one as good was not looked at."""
+    n_kept = beams.log_prob_BK.shape[1]
+    if logits_RV.shape[1] < (n_looked_at := n_kept + SPARE):
+        return None
+    logits_RV = logits_RV.float()
+    value_RC, token_RC = logits_RV.topk(n_looked_at)
+    total_RC = value_RC - logits_RV.logsumexp(-1, keepdim=True) + beams.log_prob_BK.reshape(-1, 1)
+    token_RC, order_RC = token_RC.sort()  # of equals the lower token comes first
+    allowed_RC = total_RC.gather(1, order_RC) + rules.penalty_AV[beams.state_BK.reshape(-1, 1), token_RC]
+    is_enough_R = allowed_RC.topk(n_kept + 1).values[:, -1:] > total_RC[:, -1:]
+    if not bool((is_enough_R | (beams.log_prob_BK.reshape(-1, 1) == -torch.inf)).all()):
+        return None
+    n_open_B1 = (n_kept - beams.n_ended_B)[:, None]
+    value_BC, place_BC = allowed_RC.view(len(n_open_B1), -1).sort(descending=True, stable=True)
+    value_BC, place_BC = value_BC[:, : n_kept + 1], place_BC[:, : n_kept + 1]
+    token_BC = token_RC.view(len(n_open_B1), -1).gather(1, place_BC)
+    last_in_B, first_out_B = value_BC.gather(1, (n_open_B1 - 1).clamp(min=0))[:, 0], value_BC.gather(1, n_open_B1)[:, 0]
+    rank_C = torch.arange(n_kept + 1, device=value_BC.device)
+    value_BC = value_BC.masked_fill(rank_C >= n_open_B1, -torch.inf)
+    return Chosen(
+        log_prob_BK=value_BC[:, :-1],
+        parent_BK=place_BC[:, :-1] // n_looked_at,
+        token_BK=token_BC[:, :-1],
         margin_B=torch.where(first_out_B > -torch.inf, last_in_B - first_out_B, torch.inf),
     )
 
@@ -289,10 +322,14 @@ class Beams:
 
         return Beams(**{f.name: both(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)})
 
+    def place_BK1(self, length_B: Tensor) -> Tensor:
+        """Among the tokens. Those that are over may be past their end: what they say there does not count."""
+        n_kept, n = self.token_BKT.shape[1:]
+        return length_B.clamp(0, max(n - 1, 0))[:, None, None].expand(-1, n_kept, 1)
+
     def last_R(self, bos_id: int) -> Tensor:
         """The tokens to go on from."""
-        place_BK1 = (self.length_B - 1).clamp(min=0)[:, None, None].expand(*self.token_BKT.shape[:2], 1)
-        last_BK = self.token_BKT.gather(2, place_BK1)[..., 0]
+        last_BK = self.token_BKT.gather(2, self.place_BK1(self.length_B - 1))[..., 0]
         # Those that have ended go on from anything, for nothing.
         return torch.where(last_BK < 0, bos_id, last_BK).flatten()
 
@@ -313,18 +350,26 @@ def advance(
 ) -> tuple[Beams, Tensor]:
     """The hypotheses one token on, and of which before it each is a continuation, parent_BK."""
     n_kept, n_vocabulary = beams.log_prob_BK.shape[1], logits_RV.shape[1]
-    log_prob_RV = logits_RV.float() - logits_RV.float().logsumexp(-1, keepdim=True)
-    allowed_RV = restrict(beams, log_prob_RV, settings, rules, eos_id)
-    shape = (-1, n_kept, n_vocabulary)
-    chosen = choose(beams, log_prob_RV.view(shape), allowed_RV.view(shape))
+    is_plain = not (settings.min_length or settings.no_repeat_ngram or beams.forced_BT.shape[1])
+    chosen = best_of_few(beams, logits_RV, rules) if choose is best and is_plain else None
+    if chosen is None:
+        log_prob_RV = logits_RV.float() - logits_RV.float().logsumexp(-1, keepdim=True)
+        allowed_RV = restrict(beams, log_prob_RV, settings, rules, eos_id)
+        shape = (-1, n_kept, n_vocabulary)
+        chosen = choose(beams, log_prob_RV.view(shape), allowed_RV.view(shape))
 
     length_B = beams.length_B + 1
     token_BKT = beams.token_BKT.gather(1, chosen.parent_BK[..., None].expand_as(beams.token_BKT))
-    place_BK1 = beams.length_B[:, None, None].expand(-1, n_kept, 1)
-    token_BKT = token_BKT.scatter(2, place_BK1, chosen.token_BK[..., None])
+    token_BKT = token_BKT.scatter(2, beams.place_BK1(beams.length_B), chosen.token_BK[..., None])
     state_BK = rules.next_AV[beams.state_BK.gather(1, chosen.parent_BK), chosen.token_BK]
 
+    after = replace(
+        beams, length_B=length_B, margin_B=torch.minimum(beams.margin_B, chosen.margin_B), token_BKT=token_BKT,
+        log_prob_BK=chosen.log_prob_BK, state_BK=state_BK,
+    )  # fmt: skip
     has_ended_BK = (chosen.token_BK == eos_id) & (chosen.log_prob_BK > -torch.inf)
+    if not bool(has_ended_BK.any()):
+        return after, chosen.parent_BK
     score_BK = chosen.log_prob_BK / length_penalty(length_B, settings)[:, None]
     # Each that ends takes the next free slot; the others are written to a slot past the last, which is cut off.
     slot_BK = beams.n_ended_B[:, None] + has_ended_BK.cumsum(1) - 1
@@ -336,13 +381,9 @@ def advance(
         return spare.scatter(1, slots, new_BK)[:, :-1]
 
     after = replace(
-        beams,
-        length_B=length_B,
-        margin_B=torch.minimum(beams.margin_B, chosen.margin_B),
+        after,
         n_ended_B=beams.n_ended_B + has_ended_BK.sum(1),
-        token_BKT=token_BKT,
         log_prob_BK=chosen.log_prob_BK.masked_fill(has_ended_BK, -torch.inf),
-        state_BK=state_BK,
         ended_token_BKT=kept(beams.ended_token_BKT, token_BKT),
         ended_log_prob_BK=kept(beams.ended_log_prob_BK, chosen.log_prob_BK),
         ended_score_BK=kept(beams.ended_score_BK, score_BK),
@@ -440,6 +481,8 @@ def search(
     running: list[Sentence] = []
     beams: Beams | None = None
     state: S | None = None
+    gone: set[int] = set()
+    """Of those running, the ones that are over. They leave together, as their leaving copies all that stay."""
     while True:
         if new := waiting.take(running):
             limits = [limit_of(sentence, settings, longest) for sentence in new]
@@ -454,15 +497,18 @@ def search(
             return
         logits_RV, state = stepper.step(beams.last_R(config.bos_id), state)
         beams, parent_BK = advance(beams, logits_RV, settings, rules, config.eos_id, choose)
-        is_over = beams.is_over_B(settings).tolist()
+        over = [i for i, is_it in enumerate(beams.is_over_B(settings).tolist()) if is_it and i not in gone]
+        if over:
+            found = harvest(beams.select(torch.tensor(over, device=device)), settings)
+            yield from zip([running[i] for i in over], found, strict=True)
+            gone.update(over)
         row_BK = torch.arange(len(running), device=device)[:, None] * n_kept + parent_BK
-        if not any(is_over):
+        # Where positions end, nobody may go on past their own.
+        if not gone or (longest is None and len(gone) < len(running) // STAYING):
             state = state.select(row_BK.flatten()) if n_kept > 1 else state
             continue
-        over = torch.tensor([i for i, is_it in enumerate(is_over) if is_it], device=device)
-        left = torch.tensor([i for i, is_it in enumerate(is_over) if not is_it], dtype=torch.long, device=device)
-        yield from zip([running[i] for i in over.tolist()], harvest(beams.select(over), settings), strict=True)
-        running = [running[i] for i in left.tolist()]
+        left = torch.tensor([i for i in range(len(running)) if i not in gone], dtype=torch.long, device=device)
+        running, gone = [running[i] for i in left.tolist()], set()
         beams, state = beams.select(left), state.select(row_BK[left].flatten(), left)
 
 

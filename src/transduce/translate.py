@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,12 +23,15 @@ from transduce.alignment import Link, n_words, word_links, words_of
 from transduce.checkpoint import BUNDLED_MODEL, AlignmentHeads, Origin, load_model, load_origin, model_folder
 from transduce.config import DecodeConfig, RunConfig
 from transduce.data.subword import SUBWORDS, Subwords
-from transduce.decoding import Hypothesis, Sentence, search
+from transduce.decoding import Hypothesis, Queue, Sentence, Stepper, search
 from transduce.errors import ConfigError, ModelFolderError
 from transduce.model import Transformer
 from transduce.ops import settle_kernels
 from transduce.segments import Segment, longest_repeat, split
 from transduce.spelling import LINE_BREAKS, one_line, whole_characters
+from transduce.stepper import FastStepper, Precision, why_not
+
+Found = tuple[Sentence, list[Hypothesis]]
 
 Flag = Literal["split", "limit", "loop", "empty", "close"]
 FLAGS: dict[Flag, str] = {
@@ -112,13 +116,17 @@ class Translator:
         *,
         settings: DecodeConfig | None = None,
         batch_size: int = 64,
+        precision: Precision = "float32",
     ) -> None:
+        """`precision`: of products in the decoder; int8 is for CPUs."""
         if batch_size < 1:
             raise ConfigError(f"batch size is {batch_size}, must be at least 1: raise it")
         self.model, self.config, self.subwords, self.heads = model, config, subwords, heads
         self.origin, self.settings, self.batch_size = origin or Origin(), settings or config.decode, batch_size
-        self.device = next(model.parameters()).device
+        self.device, self.precision = next(model.parameters()).device, precision
         settle_kernels(self.device)
+        if precision == "int8" and (reason := self._why_slow()) is not None:
+            raise ConfigError(f"there is no int8 where {reason}: take float32")
         self.rules = one_line(subwords, config.model)
         is_learned = config.model.positions == "learned"
         # Of a translation, the start mark takes a position too.
@@ -137,6 +145,7 @@ class Translator:
         dtype: torch.dtype = torch.float32,
         settings: DecodeConfig | None = None,
         batch_size: int = 64,
+        precision: Precision = "float32",
     ) -> Translator:
         """From a model folder, a run, or what comes with the package. `device` None: a GPU where there is one."""
         folder = model_folder(Path(folder))
@@ -146,7 +155,18 @@ class Translator:
         subwords = Subwords.load(folder / SUBWORDS)
         if len(subwords) > min(config.model.source_vocab_size, config.model.target_vocab_size):
             raise ModelFolderError(f"{folder / SUBWORDS} has more entries than the model: copy the folder again")
-        return cls(model.to(dtype), config, subwords, origin, heads, settings=settings, batch_size=batch_size)
+        return cls(
+            model.to(dtype), config, subwords, origin, heads, settings=settings, batch_size=batch_size,
+            precision=precision,
+        )  # fmt: skip
+
+    def _why_slow(self) -> str | None:
+        return "there is a GPU" if self.device.type != "cpu" else why_not(self.config.model)
+
+    @cached_property
+    def stepper(self) -> Stepper[Any]:
+        """What the search asks: the model, or the same faster. On a GPU that is still to be measured."""
+        return self.model if self._why_slow() is not None else FastStepper(self.model, self.precision)
 
     def translate(
         self, texts: Sequence[str], to: str | None = None, *, with_details: bool = False, prefix: str = ""
@@ -162,15 +182,9 @@ class Translator:
         `with_details` adds tokens and alignment. `prefix`: how every translation must begin.
         """
         lines = _Lines(self, texts, self.tag_for(to), self.encode_prefix(prefix))
-        # A wide beam takes more memory for each sentence, so fewer go side by side.
-        batch_size = max(1, self.batch_size * USUAL_BEAM // max(USUAL_BEAM, self.settings.n_hypotheses))
         try:
             while not lines.is_over:
-                found = search(
-                    self.model, self.config.model, lines, self.settings, self.rules, batch_size=batch_size,
-                    batch_tokens=batch_size * TOKENS_PER_SENTENCE, longest=self.longest_output, device=self.device,
-                )  # fmt: skip
-                for sentence, hypotheses in found:
+                for sentence, hypotheses in self._search(lines):
                     lines.put(sentence.number, hypotheses)
                     for line in lines.ready():
                         yield self._finish(line, with_details)
@@ -180,6 +194,20 @@ class Translator:
                 raise lines.error
         finally:
             lines.close()
+
+    def _search(self, lines: _Lines) -> Iterator[Found]:
+        # A wide beam takes more memory for each sentence, so fewer go side by side.
+        batch_size = max(1, self.batch_size * USUAL_BEAM // max(USUAL_BEAM, self.settings.n_hypotheses))
+        stepper = self.stepper
+
+        def search_one(queue: Queue, stop: threading.Event) -> Iterator[Found]:
+            return search(
+                _Stoppable(stepper, stop), self.config.model, queue, self.settings, self.rules, batch_size=batch_size,
+                batch_tokens=batch_size * TOKENS_PER_SENTENCE, longest=self.longest_output, device=self.device,
+            )  # fmt: skip
+
+        n_workers = torch.get_num_threads() if self.device.type == "cpu" else 1
+        return in_threads(search_one, lines, n_workers) if n_workers > 1 else search_one(lines, threading.Event())
 
     def tag_for(self, to: str | None) -> list[int]:
         """What a source must begin with to be translated into that language."""
@@ -293,6 +321,69 @@ class Translator:
 def _least(*bounds: int | None, less: int) -> int | None:
     known = [bound for bound in bounds if bound is not None]
     return max(1, min(known) - less) if known else None
+
+
+def in_threads(
+    search_one: Callable[[Queue, threading.Event], Iterator[Found]], lines: Queue, n_workers: int
+) -> Iterator[Found]:
+    """What several searches find that take from the same lines, each in a thread of its own with one core: threads
+    inside of operations so small would mostly wait for each other."""
+    found: queue.SimpleQueue[Found | BaseException | None] = queue.SimpleQueue()
+    stop, shared, n_threads = threading.Event(), _Shared(lines), torch.get_num_threads()
+
+    def work() -> None:
+        torch.set_num_threads(1)
+        last: BaseException | None = None
+        try:
+            for item in search_one(shared, stop):
+                found.put(item)
+        except BaseException as error:  # raised where somebody hears it
+            last = error
+        found.put(last)
+
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(n_workers)]
+    try:
+        for worker in workers:
+            worker.start()
+        n_left = n_workers
+        while n_left:
+            item = found.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                n_left -= 1
+            else:
+                yield item
+    finally:
+        stop.set()
+        torch.set_num_threads(n_threads)  # what the workers said was said for threads to come, too
+
+
+class _Shared:
+    """A queue that several take from: who still has work does not wait for who has none."""
+
+    def __init__(self, lines: Queue) -> None:
+        self.lines, self.lock = lines, threading.Lock()
+
+    def get(self, wait: bool) -> Sentence | None:
+        if not self.lock.acquire(blocking=wait):
+            return None
+        try:
+            return self.lines.get(wait)
+        finally:
+            self.lock.release()
+
+
+class _Stoppable:
+    """A stepper that goes no further once nobody wants what it would find."""
+
+    def __init__(self, stepper: Stepper[Any], stop: threading.Event) -> None:
+        self.stepper, self.stop, self.start = stepper, stop, stepper.start
+
+    def step(self, last_R: Tensor, state: Any) -> tuple[Tensor, Any]:
+        if self.stop.is_set():
+            raise GeneratorExit
+        return self.stepper.step(last_R, state)
 
 
 class _Lines:

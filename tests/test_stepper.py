@@ -1,0 +1,102 @@
+"""The fast decoder equals the model, step by step, whoever comes, goes or changes places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.primes import prime_config, random_model
+from tests.test_bundled import heldout
+from transduce import Translator
+from transduce.stepper import Cells, FastStepper, Int8Product, Product, why_not
+
+
+def sources(n: int, longest: int, seed: int, pad_id: int) -> Tensor:
+    torch.manual_seed(seed)
+    ids_BS = torch.randint(3, 30, (n, longest))
+    for row, length in enumerate(torch.randint(1, longest + 1, (n,)).tolist()):
+        ids_BS[row, length:] = pad_id
+    return ids_BS
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"positions": "learned", "max_positions": 60}, {"attention_bias": True, "output_bias": True},
+     {"activation": "gelu"}, {"tied_embeddings": "none", "target_vocab_size": 43}],
+    ids=str,
+)  # fmt: skip
+def test_logits_are_the_models(changes: dict[str, Any]) -> None:
+    """In float64. Two rows of each sentence change places at every step; sentences join and leave."""
+    config = prime_config(**changes)
+    model = random_model(config).eval()
+    fast = FastStepper(model)
+    first, second = (sources(n, longest, n, config.pad_id) for n, longest in ((3, 11), (2, 17)))
+    states: list[Any] = [stepper.start(first).select(torch.arange(3).repeat_interleave(2)) for stepper in (model, fast)]
+    torch.manual_seed(1)
+    steppers: list[Any] = [model, fast]
+    for i in range(40):
+        n = states[0].n_sentences
+        last_R = torch.randint(3, 30, (2 * n,))
+        (expected_RV, slow), (found_RV, quick) = (
+            stepper.step(last_R, state) for stepper, state in zip(steppers, states, strict=True)
+        )
+        torch.testing.assert_close(found_RV, expected_RV, atol=1e-9, rtol=0)
+        rows_R = torch.randint(0, 2, (2 * n,)) + 2 * torch.arange(n).repeat_interleave(2)
+        if i % 9 == 5:
+            kept = torch.randperm(n)[: n - 1]
+            rows_R = rows_R.view(n, 2)[kept].flatten()
+            states = [slow.select(rows_R, kept), quick.select(rows_R, kept)]
+        else:
+            states = [slow.select(rows_R), quick.select(rows_R)]
+        if i % 9 == 6:
+            new = [stepper.start(second).select(torch.arange(2).repeat_interleave(2)) for stepper in (model, fast)]
+            states = [state.join(other) for state, other in zip(states, new, strict=True)]
+    assert isinstance(states[1], Cells)
+    assert states[1].key_LBHCK.shape[3] < 2 * 40 + 32, "cells that nobody needs any more are given up"
+
+
+def test_nobody_left_is_no_fault() -> None:
+    config = prime_config()
+    fast = FastStepper(random_model(config).eval())
+    state = fast.start(sources(2, 5, 0, config.pad_id))
+    _, state = fast.step(torch.tensor([5, 6]), state)
+    nobody = state.select(torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long))
+    assert nobody.n_sentences == 0
+    again = nobody.join(fast.start(sources(1, 4, 1, config.pad_id)))
+    logits_RV, _ = fast.step(torch.tensor([5]), again)
+    assert bool(logits_RV.isfinite().all())
+
+
+def test_what_is_not_written_out_is_told() -> None:
+    assert why_not(prime_config()) is None
+    assert why_not(prime_config(norm="pre")) == "model.norm is pre"
+    assert why_not(prime_config(attention_window=4)) == "attention has a window"
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_eight_bits_are_near_and_rows_know_nothing_of_each_other(bias: bool) -> None:
+    torch.manual_seed(0)
+    W, x, b = torch.randn(64, 100), torch.randn(20, 64) * torch.logspace(-3, 3, 20)[:, None], torch.randn(100)
+    expected = Product(W, b if bias else None)(x)
+    found = Int8Product(W, b if bias else None)(x)
+    off_R = (found - expected).norm(dim=1) / (expected - (b if bias else 0)).norm(dim=1)
+    assert float(off_R.max()) < 0.02
+    assert float(off_R.min()) > 0.001, "it is not float32 after all"
+    alone = torch.cat([Int8Product(W, b if bias else None)(row[None]) for row in x])
+    assert torch.equal(alone, found)
+    nothing = Int8Product(W, None)(torch.zeros(2, 64))
+    assert torch.equal(nothing, torch.zeros(2, 100))
+
+
+def test_translations_are_the_models() -> None:
+    texts = heldout()[0][:120]
+    fast, slow = Translator.load(device="cpu"), Translator.load(device="cpu")
+    slow.stepper = slow.model
+    assert isinstance(fast.stepper, FastStepper)
+    found, expected = fast.translate(texts), slow.translate(texts)
+    for one, other in zip(found, expected, strict=True):
+        assert one.text == other.text or "close" in one.flags
+    assert sum(one.text == other.text for one, other in zip(found, expected, strict=True)) > 117
