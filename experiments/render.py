@@ -81,6 +81,18 @@ def train_speed_gpu() -> str:
     return table(["target tokens a second, one H200", *sizes], rows)
 
 
+def translate_speed_cpu() -> str:
+    found = result("benchmarks/results/translate_speed_small_cpu.json")
+    kinds = list(found["per_second"])
+    rows = [
+        [way, *(f"{statistics.median(found['per_second'][kind][way]):,.0f}" for kind in kinds),
+         f"{found['bleu']['beam 4'][way]:.1f}"]
+        for way in found["per_second"]["beam 4"]
+    ]  # fmt: skip
+    rows.append(["ours over CTranslate2 (int8)", "{:.2f} ({:.2f} to {:.2f})".format(*found["ratio"]), *[""] * 4])
+    return table(["sentences a second, two cores", *kinds, "BLEU"], rows)
+
+
 def multi30k() -> str:
     found = result("experiments/results/multi30k_h200.json")["summary"]
     rows = [
@@ -91,7 +103,12 @@ def multi30k() -> str:
     return table(["form, direction, passes", "mean BLEU", "spread", "seeds", "minutes of training"], rows)
 
 
-TABLES = {"train-speed-cpu": train_speed_cpu, "train-speed-gpu": train_speed_gpu, "multi30k": multi30k}
+TABLES = {
+    "train-speed-cpu": train_speed_cpu,
+    "train-speed-gpu": train_speed_gpu,
+    "translate-speed-cpu": translate_speed_cpu,
+    "multi30k": multi30k,
+}
 
 if __name__ == "__main__":
     main()

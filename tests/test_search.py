@@ -21,9 +21,12 @@ from transduce.decoding import (
     Rules,
     Sentence,
     _first_of_equals,
+    best,
+    best_of_few,
     limit_of,
     narrow,
     repeats,
+    restrict,
     search,
     uniform,
 )
@@ -366,6 +369,39 @@ def test_of_any_number_of_equals_the_first_are_taken() -> None:
     )
     assert place_BC[:, :2].tolist() == [[1, 2], [1, 3]]
     assert value_BC.tolist() == [[5, 5, 5], [9, 7, 3]]
+
+
+def test_the_best_of_few_are_the_best_of_all_or_are_not_told() -> None:
+    """Logits of few values, so that there are many equals; some tokens forbidden; some hypotheses ended."""
+    n_vocabulary, n_kept, n_told = 40, 4, 0
+    settings = DecodeConfig(beam_size=n_kept)
+    sentences = [Sentence(i, [3, END]) for i in range(3)]
+    for seed in range(200):
+        torch.manual_seed(seed)
+        steps = 2.0 ** (seed % 12 - 4)
+        logits_RV = (torch.randn(3 * n_kept, n_vocabulary) * 3 * steps).round() / steps
+        penalty_AV = torch.zeros(2, n_vocabulary).masked_fill(torch.rand(2, n_vocabulary) < seed % 5 / 10, -torch.inf)
+        rules = Rules(penalty_AV, torch.zeros_like(penalty_AV).long())
+        n_ended_B = torch.randint(0, n_kept, (3,))
+        is_open_BK = torch.arange(n_kept) < (n_kept - n_ended_B)[:, None]
+        beams = replace(
+            Beams.start(sentences, settings, [9] * 3, torch.device("cpu")),
+            log_prob_BK=torch.where(is_open_BK, -(torch.rand(3, n_kept) * steps).round() / steps, -torch.inf),
+            n_ended_B=n_ended_B,
+            state_BK=torch.randint(0, 2, (3, n_kept)),
+        )
+        if (found := best_of_few(beams, logits_RV, rules)) is None:
+            continue
+        n_told += 1
+        log_prob_RV = logits_RV - logits_RV.logsumexp(-1, keepdim=True)
+        allowed_RV = restrict(beams, log_prob_RV, settings, rules, END)
+        expected = best(beams, *(of.view(3, n_kept, n_vocabulary) for of in (log_prob_RV, allowed_RV)))
+        goes_on_BK = expected.log_prob_BK > -torch.inf
+        assert torch.equal(found.log_prob_BK, expected.log_prob_BK), seed
+        assert torch.equal(found.margin_B, expected.margin_B), seed
+        for name in ("parent_BK", "token_BK"):
+            assert torch.equal(getattr(found, name)[goes_on_BK], getattr(expected, name)[goes_on_BK]), (seed, name)
+    assert 60 < n_told < 180
 
 
 def test_where_nothing_may_be_said_nothing_is() -> None:

@@ -21,8 +21,6 @@ from transduce.config import ModelConfig
 from transduce.model import ACTIVATIONS, AddAndNorm, Transformer, sinusoid
 
 Precision = Literal["float32", "int8"]
-GRAIN, FEW = 64, 4
-"""Rows of products in int8 are a multiple of one, but not where they are as few as the other."""
 ROOM = 16
 """Steps for which there is room when there is too little."""
 KNOWN_POSITIONS = 256
@@ -59,13 +57,8 @@ class Int8Product:
         self.b_F = None if b_F is None else b_F.detach().float()
 
     def __call__(self, x_RN: Tensor) -> Tensor:
-        n = len(x_RN)
         scale_R1 = x_RN.abs().amax(1, keepdim=True).clamp_(min=1e-12).div_(127)
-        # For each number of rows oneDNN makes a kernel anew, in longer than it runs: so they have few numbers of rows.
-        whole_RN = torch.empty(-(-n // GRAIN) * GRAIN if n > FEW else n, x_RN.shape[1], dtype=torch.int8)
-        torch.div(x_RN, scale_R1, out=(scaled_RN := torch.empty_like(x_RN))).round_()
-        whole_RN[:n] = scaled_RN
-        found_RF = torch._int_mm(whole_RN, self.W_NF)[:n] * scale_R1
+        found_RF = torch._int_mm((x_RN / scale_R1).round_().to(torch.int8), self.W_NF) * scale_R1
         return found_RF.mul_(self.scale_F) if self.b_F is None else torch.addcmul(self.b_F, found_RF, self.scale_F)
 
 
