@@ -24,8 +24,6 @@ from transduce.config import DecodeConfig, ModelConfig
 
 NONE = -1
 """Where there is no token."""
-STAYING = 8
-"""Of so many one may be over and still take part."""
 SPARE = 9
 """Tokens looked at beside as many as a beam is wide: some are forbidden."""
 
@@ -322,6 +320,13 @@ class Beams:
 
         return Beams(**{f.name: both(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)})
 
+    def put(self, places: Tensor, other: Beams) -> Beams:
+        """The sentences at these places give way to the other's, in order."""
+        joined, n = self.join(other), len(self.number_B)
+        sentences_B = torch.arange(n, device=places.device)
+        sentences_B[places] = n + torch.arange(len(places), device=places.device)
+        return joined.select(sentences_B)
+
     def place_BK1(self, length_B: Tensor) -> Tensor:
         """Among the tokens. Those that are over may be past their end: what they say there does not count."""
         n_kept, n = self.token_BKT.shape[1:]
@@ -481,18 +486,19 @@ def search(
     running: list[Sentence] = []
     beams: Beams | None = None
     state: S | None = None
-    gone: set[int] = set()
-    """Of those running, the ones that are over. They leave together, as their leaving copies all that stay."""
+    gone: list[int] = []
+    """Places of those that are over, until others take them."""
     while True:
-        if new := waiting.take(running):
+        if new := waiting.take([sentence for i, sentence in enumerate(running) if i not in gone]):
             limits = [limit_of(sentence, settings, longest) for sentence in new]
             fresh = stepper.start(_padded([s.source for s in new], config.pad_id, device))
             if n_kept > 1:
                 fresh = fresh.select(torch.arange(len(new), device=device).repeat_interleave(n_kept))
             fresh_beams = Beams.start(new, settings, limits, device)
-            state = fresh if state is None else state.join(fresh)
-            beams = fresh_beams if beams is None else beams.join(fresh_beams)
-            running += new
+            if beams is None or state is None:
+                running, beams, state = new, fresh_beams, fresh
+            else:
+                running, beams, state, gone = _enter(running, beams, state, gone, new, fresh_beams, fresh, n_kept)
         if beams is None or state is None or not running:
             return
         logits_RV, state = stepper.step(beams.last_R(config.bos_id), state)
@@ -501,15 +507,49 @@ def search(
         if over:
             found = harvest(beams.select(torch.tensor(over, device=device)), settings)
             yield from zip([running[i] for i in over], found, strict=True)
-            gone.update(over)
+            gone = sorted([*gone, *over])
         row_BK = torch.arange(len(running), device=device)[:, None] * n_kept + parent_BK
         # Where positions end, nobody may go on past their own.
-        if not gone or (longest is None and len(gone) < len(running) // STAYING):
+        if len(gone) <= (len(running) // 2 if longest is None else 0):
             state = state.select(row_BK.flatten()) if n_kept > 1 else state
             continue
         left = torch.tensor([i for i in range(len(running)) if i not in gone], dtype=torch.long, device=device)
-        running, gone = [running[i] for i in left.tolist()], set()
+        running, gone = [running[i] for i in left.tolist()], []
         beams, state = beams.select(left), state.select(row_BK[left].flatten(), left)
+
+
+def _enter(
+    running: list[Sentence], beams: Beams, state: S, gone: list[int],
+    new: list[Sentence], new_beams: Beams, fresh: S, n_kept: int,
+) -> tuple[list[Sentence], Beams, S, list[int]]:  # fmt: skip
+    """New sentences take the places of those that are gone, and the others places behind."""
+    device = beams.number_B.device
+    n, n_put = len(new), min(len(new), len(gone))
+    if n_put:
+        places, first = torch.tensor(gone[:n_put], device=device), torch.arange(n_put, device=device)
+        rows_R = torch.arange(n_put * n_kept, device=device)
+        beams = beams.put(places, new_beams if n_put == n else new_beams.select(first))
+        state = put(state, places, fresh if n_put == n else fresh.select(rows_R, first), len(running), n_kept)
+        running = [*running]
+        for place, sentence in zip(gone[:n_put], new, strict=False):
+            running[place] = sentence
+    if n_put < n:
+        rest = torch.arange(n_put, n, device=device)
+        rows_R = torch.arange(n_put * n_kept, n * n_kept, device=device)
+        beams = beams.join(new_beams if n_put == 0 else new_beams.select(rest))
+        state = state.join(fresh if n_put == 0 else fresh.select(rows_R, rest))
+        running = [*running, *new[n_put:]]
+    return running, beams, state, gone[n_put:]
+
+
+def put(state: S, places: Tensor, other: S, n: int, n_kept: int) -> S:
+    """`state`, of n sentences, with those at some places given way to another's. By its own way where it has one."""
+    if (own := getattr(state, "put", None)) is not None:
+        return own(places, other)  # type: ignore[no-any-return]
+    sentences_B = torch.arange(n, device=places.device)
+    sentences_B[places] = n + torch.arange(len(places), device=places.device)
+    rows_R = (sentences_B[:, None] * n_kept + torch.arange(n_kept, device=places.device)).flatten()
+    return state.join(other).select(rows_R, sentences_B)
 
 
 class _Waiting:

@@ -84,18 +84,19 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Cells:
-    """What steps need of the past. Rows stand sentence by sentence, equally many for each."""
+    """What steps need of the past. Rows stand sentence by sentence, equally many for each: K."""
 
     memory_key_LBHSK: Tensor
     memory_value_LBHSU: Tensor
     unseen_B11S: Tensor
     """-inf at padding, else 0."""
+    n_source: int
+    """No source is longer; what is past it is room."""
     key_LBHCK: Tensor
     value_LBHCU: Tensor
+    """The t-th tokens of a sentence's hypotheses are in cells t K and those after it."""
     hidden_BKC: Tensor
     """-inf where a cell is none of the hypothesis's past, else 0."""
-    n_cells: int
-    """So many are written; there is room for more."""
     length_B: Tensor
     longest: int
 
@@ -109,55 +110,77 @@ class Cells:
         hidden_BKC = self.hidden_BKC.flatten(0, 1)[rows_R].unflatten(0, (n, len(rows_R) // max(n, 1)))
         if sentences_B is None:
             return replace(self, hidden_BKC=hidden_BKC)
-        is_used_C = (hidden_BKC == 0).flatten(0, 1).any(0)
-        first = int(is_used_C.to(torch.uint8).argmax()) if len(sentences_B) and bool(is_used_C.any()) else self.n_cells
-        is_source_BS = self.unseen_B11S[sentences_B][:, 0, 0] == 0
-        n_source = int(is_source_BS.sum(1).max()) if len(sentences_B) else 0
+        length_B, unseen_B11S = self.length_B[sentences_B], self.unseen_B11S[sentences_B]
+        longest, n_source = _longest(length_B), _longest((unseen_B11S == 0).sum(3).flatten())
+        n_cells = longest * hidden_BKC.shape[1]
         return Cells(
             memory_key_LBHSK=self.memory_key_LBHSK[:, :, :, :n_source].index_select(1, sentences_B),
             memory_value_LBHSU=self.memory_value_LBHSU[:, :, :, :n_source].index_select(1, sentences_B),
-            unseen_B11S=self.unseen_B11S[sentences_B][..., :n_source],
-            key_LBHCK=self.key_LBHCK[:, :, :, first:].index_select(1, sentences_B),
-            value_LBHCU=self.value_LBHCU[:, :, :, first:].index_select(1, sentences_B),
-            hidden_BKC=hidden_BKC[..., first:].contiguous(),
-            n_cells=self.n_cells - first,
-            length_B=self.length_B[sentences_B],
-            longest=int(self.length_B[sentences_B].max()) if len(sentences_B) else 0,
+            unseen_B11S=unseen_B11S[..., :n_source].contiguous(),
+            n_source=n_source,
+            key_LBHCK=self.key_LBHCK[:, :, :, :n_cells].index_select(1, sentences_B),
+            value_LBHCU=self.value_LBHCU[:, :, :, :n_cells].index_select(1, sentences_B),
+            hidden_BKC=hidden_BKC[..., :n_cells].contiguous(),
+            length_B=length_B,
+            longest=longest,
         )
 
     def join(self, other: Cells) -> Cells:
         """Both, this one's sentences and rows first."""
         if self.n_sentences == 0:
             return other
-        n_source = max(self.unseen_B11S.shape[3], other.unseen_B11S.shape[3])
-        n_room = max(self.key_LBHCK.shape[3], other.key_LBHCK.shape[3])
+        wide = self._as_wide_as(other)
+        other = other._as_wide_as(wide)
+        joined = {name: torch.cat([getattr(wide, name), getattr(other, name)], axis) for name, axis in AXES.items()}
+        return Cells(**joined, n_source=max(self.n_source, other.n_source), longest=max(self.longest, other.longest))
 
-        def both(a: Tensor, b: Tensor, axis: int, n: int, value: float = 0.0) -> Tensor:
-            parts = [_widen(x, axis, n, value) for x in (a, b)]
-            return torch.cat(parts, dim=1 if a.ndim == 5 else 0)
+    def put(self, places: Tensor, other: Cells) -> Cells:
+        """The sentences at these places give way to the other's, in order. Nothing else is copied."""
+        wide = self._as_wide_as(other)
+        has_past, other = other.longest > 0, other._as_wide_as(wide)
+        for name, axis in AXES.items():
+            if has_past or name not in ("key_LBHCK", "value_LBHCU"):  # what is in cells that nobody sees is all one
+                getattr(wide, name).index_copy_(axis, places, getattr(other, name))
+        n_source = _longest((wide.unseen_B11S == 0).sum(3).flatten())
+        return replace(wide, n_source=n_source, longest=_longest(wide.length_B))
 
-        return Cells(
-            memory_key_LBHSK=both(self.memory_key_LBHSK, other.memory_key_LBHSK, 3, n_source),
-            memory_value_LBHSU=both(self.memory_value_LBHSU, other.memory_value_LBHSU, 3, n_source),
-            unseen_B11S=both(self.unseen_B11S, other.unseen_B11S, 3, n_source, -torch.inf),
-            key_LBHCK=both(self.key_LBHCK, other.key_LBHCK, 3, n_room),
-            value_LBHCU=both(self.value_LBHCU, other.value_LBHCU, 3, n_room),
-            hidden_BKC=both(self.hidden_BKC, other.hidden_BKC, 2, n_room, -torch.inf),
-            n_cells=max(self.n_cells, other.n_cells),
-            length_B=torch.cat([self.length_B, other.length_B]),
-            longest=max(self.longest, other.longest),
-        )
+    def _as_wide_as(self, other: Cells) -> Cells:
+        """With room for as many positions and cells."""
+        return self._with_room(other.unseen_B11S.shape[3], other.hidden_BKC.shape[2])
 
-    def with_room_for(self, n: int) -> Cells:
-        if n <= self.key_LBHCK.shape[3]:
+    def _with_room(self, n_source: int, n_cells: int) -> Cells:
+        if n_source > self.unseen_B11S.shape[3]:
+            self = replace(
+                self,
+                memory_key_LBHSK=_widen(self.memory_key_LBHSK, 3, n_source),
+                memory_value_LBHSU=_widen(self.memory_value_LBHSU, 3, n_source),
+                unseen_B11S=_widen(self.unseen_B11S, 3, n_source, -torch.inf),
+            )
+        if n_cells > self.hidden_BKC.shape[2]:
+            self = replace(
+                self,
+                key_LBHCK=_widen(self.key_LBHCK, 3, n_cells),
+                value_LBHCU=_widen(self.value_LBHCU, 3, n_cells),
+                hidden_BKC=_widen(self.hidden_BKC, 2, n_cells, -torch.inf),
+            )
+        return self
+
+    def with_room_for_a_step(self) -> Cells:
+        n_kept = self.hidden_BKC.shape[1]
+        if (self.longest + 1) * n_kept <= self.hidden_BKC.shape[2]:
             return self
-        room = n + (ROOM - 1) * self.hidden_BKC.shape[1]
-        return replace(
-            self,
-            key_LBHCK=_widen(self.key_LBHCK, 3, room),
-            value_LBHCU=_widen(self.value_LBHCU, 3, room),
-            hidden_BKC=_widen(self.hidden_BKC, 2, room, -torch.inf),
-        )
+        return self._with_room(0, (self.longest + ROOM) * n_kept)
+
+
+AXES = {
+    "memory_key_LBHSK": 1, "memory_value_LBHSU": 1, "unseen_B11S": 0, "key_LBHCK": 1, "value_LBHCU": 1,
+    "hidden_BKC": 0, "length_B": 0,
+}  # fmt: skip
+"""That of the sentences, in each tensor."""
+
+
+def _longest(length_B: Tensor) -> int:
+    return int(length_B.max()) if len(length_B) else 0
 
 
 def _widen(x: Tensor, axis: int, n: int, value: float = 0.0) -> Tensor:
@@ -210,21 +233,23 @@ class FastStepper:
             memory_key_LBHSK=state.memory_key_LBHSK,
             memory_value_LBHSU=state.memory_value_LBHSU,
             unseen_B11S=unseen_BS.masked_fill_(~state.memory_visible_BS, -torch.inf)[:, None, None],
+            n_source=unseen_BS.shape[1],
             key_LBHCK=self.table_VD.new_empty(*empty, config.d_k),
             value_LBHCU=self.table_VD.new_empty(*empty, config.d_v),
             hidden_BKC=self.table_VD.new_empty(n, 1, 0),
-            n_cells=0,
             length_B=torch.zeros(n, dtype=torch.long, device=device),
             longest=0,
         )
 
     @torch.no_grad()
     def step(self, last_R: Tensor, state: Cells) -> tuple[Tensor, Cells]:
+        state = state.with_room_for_a_step()
         n_sentences, n_kept, n_heads = state.n_sentences, state.hidden_BKC.shape[1], self.config.n_heads
-        n, end = state.n_cells, state.n_cells + n_kept
-        state = state.with_room_for(end)
-        state.hidden_BKC[:, :, n:end] = torch.eye(n_kept, device=last_R.device).log()  # 0 at its own, else -inf
-        hidden_B1KC = state.hidden_BKC[:, None, :, :end]
+        end, B1 = (state.longest + 1) * n_kept, torch.arange(n_sentences, device=last_R.device)[:, None]
+        cell_BK = state.length_B[:, None] * n_kept + torch.arange(n_kept, device=last_R.device)
+        own_KK = torch.eye(n_kept, device=last_R.device, dtype=state.hidden_BKC.dtype).log()  # 0 at its own, else -inf
+        state.hidden_BKC.scatter_(2, cell_BK[:, None].expand(-1, n_kept, -1), own_KK.expand(n_sentences, -1, -1))
+        hidden_B1KC, unseen_B11S = state.hidden_BKC[:, None, :, :end], state.unseen_B11S[..., : state.n_source]
         if state.longest >= len(self.position_TD):
             self.position_TD = self._positions(2 * state.longest)
         x_BKD = self.table_VD[last_R].view(n_sentences, n_kept, -1) + self.position_TD[state.length_B][:, None]
@@ -239,14 +264,17 @@ class FastStepper:
         widths = [n_heads * width for width in (self.config.d_k, self.config.d_k, self.config.d_v)]
         for i, layer in enumerate(self.layers):
             query, key, value = (heads(part) for part in layer.QKV(x_RD).split(widths, 1))
-            key_BHCK, value_BHCU = state.key_LBHCK[i, :, :, :end], state.value_LBHCU[i, :, :, :end]
-            key_BHCK[:, :, n:], value_BHCU[:, :, n:] = key, value
-            head = F.scaled_dot_product_attention(query, key_BHCK, value_BHCU, hidden_B1KC)
+            key_BHCK, value_BHCU = state.key_LBHCK[i], state.value_LBHCU[i]
+            key_BHCK[B1, :, cell_BK], value_BHCU[B1, :, cell_BK] = key.transpose(1, 2), value.transpose(1, 2)
+            head = F.scaled_dot_product_attention(query, key_BHCK[:, :, :end], value_BHCU[:, :, :end], hidden_B1KC)
             x_RD = layer.self_norm(x_RD + layer.self_O(rows(head)))
             head = F.scaled_dot_product_attention(
-                heads(layer.Q(x_RD)), state.memory_key_LBHSK[i], state.memory_value_LBHSU[i], state.unseen_B11S
+                heads(layer.Q(x_RD)),
+                state.memory_key_LBHSK[i, :, :, : state.n_source],
+                state.memory_value_LBHSU[i, :, :, : state.n_source],
+                unseen_B11S,
             )
             x_RD = layer.memory_norm(x_RD + layer.memory_O(rows(head)))
             x_RD = layer.norm(x_RD + layer.two(self.activation(layer.one(x_RD))))
-        state = replace(state, n_cells=end, length_B=state.length_B + 1, longest=state.longest + 1)
+        state = replace(state, length_B=state.length_B + 1, longest=state.longest + 1)
         return self.output(x_RD), state
