@@ -112,7 +112,8 @@ class PlainLoop:
         settings = self.config.train
         self.optimiser.zero_grad()
         for batch in share.batches:
-            source_BS, target_in_BT, target_out_BT = (ids.to(self.device, non_blocking=True) for ids in batch)
+            pinned = [ids.pin_memory() if self.device.type == "cuda" else ids for ids in batch]
+            source_BS, target_in_BT, target_out_BT = (ids.to(self.device, non_blocking=True) for ids in pinned)
             with self.trainer.choices.autocast():
                 logits_BTV = self.model(source_BS, target_in_BT)
             loss_sum, _ = loss(logits_BTV, target_out_BT, settings.label_smoothing, self.config.model.pad_id)

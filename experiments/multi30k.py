@@ -83,8 +83,12 @@ def files(data: Path, part: str, form: str, direction: str) -> list[str]:
     return [str(data / f"{part}{FORMS[form]}.{language}.xz") for language in direction.split("-")]
 
 
+def prepared_of(options: argparse.Namespace, form: str, direction: str) -> Path:
+    return Path(options.prepared / f"{form}-{direction}-{options.vocabulary}")
+
+
 def prepare(options: argparse.Namespace, form: str, direction: str) -> None:
-    folder = options.prepared / f"{form}-{direction}"
+    folder = prepared_of(options, form, direction)
     if not folder.exists():
         command = [sys.executable, "-m", "transduce", "prepare", *files(options.data, "train", form, direction)]
         command += ["--valid", *files(options.data, "val", form, direction), "--languages", direction]
@@ -97,7 +101,7 @@ def run_one(
     with tempfile.TemporaryDirectory() as place:
         run = Path(place) / "run"
         began = time.monotonic()
-        command = [sys.executable, "-m", "transduce", "train", str(options.prepared / f"{form}-{direction}")]
+        command = [sys.executable, "-m", "transduce", "train", str(prepared_of(options, form, direction))]
         command += ["--out", str(run), "--size", options.size, "--passes", passes, "--quiet"]
         for setting in [*settings, f"train.seed={seed}"]:
             command += ["--set", setting]
@@ -129,11 +133,12 @@ def score(data: Path, part: str, form: str, direction: str, run: Path, alpha: fl
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of each kind of run the mean and the spread over its seeds."""
+    """Of each kind of run the mean and the spread over its seeds. Other settings are another kind."""
     found: dict[str, Any] = {}
     kinds: dict[str, list[dict[str, Any]]] = {}
     for run in sorted(runs, key=lambda run: int(run["seed"])):
-        kinds.setdefault(f"{run['form']} {run['direction']} {run['passes']}", []).append(run)
+        settings = " ".join([run["size"], str(run["vocabulary"]), *run["settings"]])
+        kinds.setdefault(f"{run['form']} {run['direction']} {run['passes']} {settings}", []).append(run)
     for name, own in kinds.items():
         found[name] = {
             key: {"mean": statistics.mean(of), "spread": statistics.stdev(of) if own[1:] else None, "of": of}

@@ -89,18 +89,29 @@ def translate_speed_cpu() -> str:
          f"{found['bleu']['beam 4'][way]:.1f}"]
         for way in found["per_second"]["beam 4"]
     ]  # fmt: skip
-    rows.append(["ours over CTranslate2 (int8)", "{:.2f} ({:.2f} to {:.2f})".format(*found["ratio"]), *[""] * 4])
+    rows.append(
+        [f"{found['ours']} over CTranslate2 (int8)", "{:.2f} ({:.2f} to {:.2f})".format(*found["ratio"]), *[""] * 4]
+    )
     return table(["sentences a second, two cores", *kinds, "BLEU"], rows)
 
 
 def multi30k() -> str:
-    found = result("experiments/results/multi30k_h200.json")["summary"]
-    rows = [
-        [name, f"{of['bleu']['mean']:.2f}", "" if of["bleu"]["spread"] is None else f"{of['bleu']['spread']:.2f}",
-         ", ".join(f"{score:.1f}" for score in of["bleu"]["of"]), f"{of['minutes']['mean']:.1f}"]
-        for name, of in found.items()
-    ]  # fmt: skip
-    return table(["form, direction, passes", "mean BLEU", "spread", "seeds", "minutes of training"], rows)
+    runs, rows = result("experiments/results/multi30k_h200.json")["runs"], []
+    kinds = dict.fromkeys((run["form"], run["direction"], run["passes"]) for run in runs)
+    for kind in kinds:
+        own = [run for run in runs if (run["form"], run["direction"], run["passes"]) == kind]
+        chosen = [run["with_the_penalty_best_on_val"]["bleu"] for run in own]
+        rows.append([
+            " ".join(kind), spread_of([run["bleu"] for run in own]), spread_of(chosen),
+            str(len(own)), f"{statistics.mean(run['minutes'] for run in own):.1f}",
+        ])  # fmt: skip
+    head = ["form, direction, passes", "BLEU", "with the penalty best on val", "seeds", "minutes of training"]
+    return table(head, rows)
+
+
+def spread_of(values: Sequence[float]) -> str:
+    """Mean, and standard deviation where there are several."""
+    return f"{statistics.mean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
 
 
 TABLES = {

@@ -327,6 +327,23 @@ def test_no_ngram_comes_twice() -> None:
     assert banned_RV.nonzero().tolist() == [[0, A], [0, B], [1, A]]
 
 
+def test_ngrams_are_watched_while_some_are_over_already() -> None:
+    """The first is over at ten tokens and waits, while those that took the places of short ones go on."""
+    everything = ScriptedModel({})
+    everything.step = lambda last_R, state: (  # type: ignore[method-assign]
+        torch.arange(float(CONFIG.target_vocab_size))
+        .repeat(len(last_R), 1)
+        .index_fill(1, torch.tensor([END]), -torch.inf),
+        state,
+    )
+    settings = DecodeConfig(beam_size=1, max_extra_tokens=0, no_repeat_ngram=2)
+    sources = [[3] * (n - 1) + [END] for n in (10, 2, 2, 2, 10, 10, 10)]
+    found = search(everything, CONFIG, [Sentence(i, s) for i, s in enumerate(sources)], settings, batch_size=4)
+    assert sorted((sentence.number, len(of[0].ids)) for sentence, of in found) == [
+        (i, len(source)) for i, source in enumerate(sources)
+    ]
+
+
 def test_no_translation_is_shorter_than_asked() -> None:
     model = ScriptedModel({(): {END: 0.9, A: 0.1}, (A,): {END: 0.9, B: 0.1}, (A, B): {END: 0.9, C: 0.1}})
     ((found,),) = find(model, 3, min_length=2)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from torch import Tensor
 from tests.primes import prime_config, random_model
 from tests.test_bundled import heldout
 from transduce import Translator
+from transduce.decoding import put
 from transduce.stepper import Cells, FastStepper, Int8Product, Product, why_not
 
 
@@ -51,6 +55,12 @@ def test_logits_are_the_models(changes: dict[str, Any]) -> None:
             states = [slow.select(rows_R, kept), quick.select(rows_R, kept)]
         else:
             states = [slow.select(rows_R), quick.select(rows_R)]
+        if i % 9 == 8:
+            place = torch.randint(0, states[0].n_sentences, (1,))
+            fresh = [stepper.start(second[:1]).select(torch.tensor([0, 0])) for stepper in (model, fast)]
+            states = [
+                put(state, place, other, state.n_sentences, 2) for state, other in zip(states, fresh, strict=True)
+            ]
         if i % 9 == 6:
             new = [stepper.start(second).select(torch.arange(2).repeat_interleave(2)) for stepper in (model, fast)]
             states = [state.join(other) for state, other in zip(states, new, strict=True)]
@@ -100,3 +110,70 @@ def test_translations_are_the_models() -> None:
     for one, other in zip(found, expected, strict=True):
         assert one.text == other.text or "close" in one.flags
     assert sum(one.text == other.text for one, other in zip(found, expected, strict=True)) > 117
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    assert torch.get_num_threads() == 2, "whoever changed it has put it back"
+    torch.set_num_threads(before)
+
+
+def n_searches() -> int:
+    return sum("work" in thread.name for thread in threading.enumerate())
+
+
+def test_several_searches_give_back_the_lines_of_one(two_threads: None) -> None:
+    texts = heldout()[0][:150]
+    texts[3] = texts[70] = texts[71] = ""
+    translator = Translator.load(device="cpu", batch_size=8)
+    found = translator.translate(texts)
+    torch.set_num_threads(1)
+    expected = translator.translate(texts)
+    torch.set_num_threads(2)
+    assert len(found) == 150
+    for one, other in zip(found, expected, strict=True):
+        assert one.text == other.text or "close" in one.flags
+    assert sum(one.text == other.text for one, other in zip(found, expected, strict=True)) > 145
+
+
+def test_whoever_leaves_early_leaves_no_search_behind(two_threads: None) -> None:
+    read = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal read
+        for text in heldout()[0] * 5:
+            read += 1
+            yield text
+
+    translator = Translator.load(device="cpu", batch_size=4)
+    stream: Any = translator.stream(texts())
+    next(stream)
+    assert n_searches() > 0
+    stream.close()
+    assert n_searches() == 0
+    assert read < 300, "no more is read than some windows hold"
+
+
+def test_what_fails_in_a_search_fails_here(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    translator = Translator.load(device="cpu")
+
+    def fail(last_R: Tensor, state: Cells) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(translator.stepper, "step", fail)
+    with pytest.raises(MemoryError, match="no room"):
+        translator.translate(heldout()[0][:40])
+    assert n_searches() == 0
+
+
+def test_a_blank_line_is_given_back_before_the_next_comes(two_threads: None) -> None:
+    asked: queue.Queue[str] = queue.Queue()
+    stream = Translator.load(device="cpu").stream(iter(asked.get, "the end"))
+    for text in ("", "Ich bin müde.", "", "", "Ja."):
+        asked.put(text)
+        assert bool(next(stream).text) == bool(text)
+    asked.put("the end")
+    assert list(stream) == []

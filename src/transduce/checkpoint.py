@@ -69,10 +69,12 @@ class AlignmentHeads:
     """0: as they look when the token is asked for; 1: when it is known, one place later."""
 
 
+BUNDLED = Path(__file__).parent / "models" / BUNDLED_MODEL
+
+
 def find_model(path: Path) -> Path:
     """That path, or where the model lies that has this name and comes with the package."""
-    is_bundled = str(path) == BUNDLED_MODEL and not path.exists()
-    return Path(__file__).parent / "models" / BUNDLED_MODEL if is_bundled else path
+    return BUNDLED if str(path) == BUNDLED_MODEL and not path.is_dir() else path
 
 
 def model_folder(path: Path) -> Path:

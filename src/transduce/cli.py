@@ -408,7 +408,7 @@ def translate_command(
 
       echo 'Das ist ein Haus.' | transduce translate              (by the model that comes along)
     """
-    from transduce.checkpoint import BUNDLED_MODEL
+    from transduce.checkpoint import BUNDLED, BUNDLED_MODEL
     from transduce.records import Form, translate_files
     from transduce.show import show_summary, translation_progress
 
@@ -421,8 +421,8 @@ def translate_command(
     for name in ("temperature", "top_k", "top_p", "seed"):
         if flags[name] is not None and not sample:
             raise ConfigError(f"--{name.replace('_', '-')} means something to sampling alone: add --sample")
-    if model is None or str(model) == "-" or model.is_file():
-        model, files = Path(BUNDLED_MODEL), [str(model)] * (model is not None) + (files or [])
+    if model is None or str(model) == "-" or (model.exists() and not model.is_dir()):
+        model, files = BUNDLED, [str(model)] * (model is not None) + (files or [])
         if not quiet:
             print(f"by {BUNDLED_MODEL}, which comes along and knows short German sentences", file=sys.stderr)
     translator = load_translator(model, flags, settings or [], device, precision, threads, batch_size)

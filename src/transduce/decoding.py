@@ -241,7 +241,7 @@ def repeats(token_RT: Tensor, length_R: Tensor, n: int, n_vocabulary: int) -> Te
         return banned_RV[:, :-1]
     window_RWn = token_RT.unfold(1, n, 1)
     place_Rm = length_R[:, None] - n + 1 + torch.arange(n - 1, device=token_RT.device)
-    last_Rm = token_RT.gather(1, place_Rm.clamp(min=0))
+    last_Rm = token_RT.gather(1, place_Rm.clamp(0, token_RT.shape[1] - 1))  # who is over may be past the last
     is_same_RW = (window_RWn[..., :-1] == last_Rm[:, None]).all(-1)
     end_W = torch.arange(n - 1, token_RT.shape[1], device=token_RT.device)
     is_same_RW &= (end_W < length_R[:, None]) & (length_R[:, None] >= n - 1)
@@ -507,7 +507,7 @@ def search(
         if over:
             found = harvest(beams.select(torch.tensor(over, device=device)), settings)
             yield from zip([running[i] for i in over], found, strict=True)
-            gone = sorted([*gone, *over])
+            gone = [*gone, *over]  # the first of them is the first to be followed: none grows for long
         row_BK = torch.arange(len(running), device=device)[:, None] * n_kept + parent_BK
         # Where positions end, nobody may go on past their own.
         if len(gone) <= (len(running) // 2 if longest is None else 0):

@@ -170,7 +170,8 @@ def evaluate_files(
     if (translator := loaded.get(model)) is not None and sources is not None:
         perplexity = perplexity_of(translator, sources, references, to)
         dtype = next(translator.model.parameters()).dtype
-        passport |= {"decode": asdict(translator.settings), "device": str(translator.device), "dtype": str(dtype)}
+        named = str(dtype) if translator.precision == "float32" else translator.precision
+        passport |= {"decode": asdict(translator.settings), "device": str(translator.device), "dtype": named}
     evaluation = evaluate(
         sources, references, translations, other=other, perplexity=perplexity, n_bootstrap=n_bootstrap,
         with_compound_split=with_compound_split, tokenise=tokenise,

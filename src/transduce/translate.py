@@ -8,9 +8,10 @@ flagged on the result, and nothing is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from transduce.alignment import Link, n_words, word_links, words_of
-from transduce.checkpoint import BUNDLED_MODEL, AlignmentHeads, Origin, load_model, load_origin, model_folder
+from transduce.checkpoint import BUNDLED, AlignmentHeads, Origin, load_model, load_origin, model_folder
 from transduce.config import DecodeConfig, RunConfig
 from transduce.data.subword import SUBWORDS, Subwords
 from transduce.decoding import Hypothesis, Queue, Sentence, Stepper, search
@@ -50,6 +51,8 @@ TOKENS_PER_SENTENCE = 48
 WINDOWS = 16
 """Batches of lines that are sorted by length before they are searched."""
 USUAL_BEAM = 4
+LEAST_EACH = 8
+"""Sentences for each core; of fewer, all cores work on all."""
 GATHER_SECONDS = 0.005
 """For how long to wait for more lines before those that have come are begun with."""
 
@@ -139,7 +142,7 @@ class Translator:
     @classmethod
     def load(
         cls,
-        folder: str | Path = BUNDLED_MODEL,
+        folder: str | Path = BUNDLED,
         *,
         device: str | None = None,
         dtype: torch.dtype = torch.float32,
@@ -184,10 +187,11 @@ class Translator:
         lines = _Lines(self, texts, self.tag_for(to), self.encode_prefix(prefix))
         try:
             while not lines.is_over:
-                for sentence, hypotheses in self._search(lines):
-                    lines.put(sentence.number, hypotheses)
-                    for line in lines.ready():
-                        yield self._finish(line, with_details)
+                with contextlib.closing(self._search(lines)) as found:
+                    for sentence, hypotheses in found:
+                        lines.put(sentence.number, hypotheses)
+                        for line in lines.ready():
+                            yield self._finish(line, with_details)
                 for line in lines.ready():  # blank ones, after which nothing was found
                     yield self._finish(line, with_details)
             if lines.error is not None:  # after all that came before it
@@ -195,19 +199,28 @@ class Translator:
         finally:
             lines.close()
 
-    def _search(self, lines: _Lines) -> Iterator[Found]:
+    def _search(self, lines: _Lines) -> Generator[Found, None, None]:
+        """What has come is shared out among the cores; a few sentences, and whoever comes while they are searched, are
+        one search's, with all cores."""
+        n_workers = torch.get_num_threads() if self.device.type == "cpu" else 1
+        if n_workers == 1:
+            yield from self._search_one(lines)
+        elif len(come := list(lines.take())) >= LEAST_EACH * n_workers:
+            # They are sorted by length, so that every n-th are of all lengths.
+            yield from in_threads(self._search_one, [come[i::n_workers] for i in range(n_workers)])
+        elif come:  # else there were blank lines alone, which are to be given back
+            yield from self._search_one(_Before(come, lines))
+
+    def _search_one(
+        self, sentences: Iterable[Sentence] | Queue, stop: threading.Event | None = None
+    ) -> Iterator[Found]:
         # A wide beam takes more memory for each sentence, so fewer go side by side.
         batch_size = max(1, self.batch_size * USUAL_BEAM // max(USUAL_BEAM, self.settings.n_hypotheses))
-        stepper = self.stepper
-
-        def search_one(queue: Queue, stop: threading.Event) -> Iterator[Found]:
-            return search(
-                _Stoppable(stepper, stop), self.config.model, queue, self.settings, self.rules, batch_size=batch_size,
-                batch_tokens=batch_size * TOKENS_PER_SENTENCE, longest=self.longest_output, device=self.device,
-            )  # fmt: skip
-
-        n_workers = torch.get_num_threads() if self.device.type == "cpu" else 1
-        return in_threads(search_one, lines, n_workers) if n_workers > 1 else search_one(lines, threading.Event())
+        stepper = self.stepper if stop is None else _Stoppable(self.stepper, stop)
+        return search(
+            stepper, self.config.model, sentences, self.settings, self.rules, batch_size=batch_size,
+            batch_tokens=batch_size * TOKENS_PER_SENTENCE, longest=self.longest_output, device=self.device,
+        )  # fmt: skip
 
     def tag_for(self, to: str | None) -> list[int]:
         """What a source must begin with to be translated into that language."""
@@ -324,28 +337,28 @@ def _least(*bounds: int | None, less: int) -> int | None:
 
 
 def in_threads(
-    search_one: Callable[[Queue, threading.Event], Iterator[Found]], lines: Queue, n_workers: int
+    search_one: Callable[[Sequence[Sentence], threading.Event], Iterator[Found]], shares: Sequence[Sequence[Sentence]]
 ) -> Iterator[Found]:
-    """What several searches find that take from the same lines, each in a thread of its own with one core: threads
-    inside of operations so small would mostly wait for each other."""
-    found: queue.SimpleQueue[Found | BaseException | None] = queue.SimpleQueue()
-    stop, shared, n_threads = threading.Event(), _Shared(lines), torch.get_num_threads()
+    """What searches find that each have a share, a thread and a core: threads inside of operations so small would wait
+    for each other most of the time. When this is left, whatever the reason, they have ended."""
+    found: queue.SimpleQueue[Found | BaseException | None] = queue.SimpleQueue()  # no longer than all shares
+    stop, n_threads = threading.Event(), torch.get_num_threads()
 
-    def work() -> None:
+    def work(share: Sequence[Sentence]) -> None:
         torch.set_num_threads(1)
         last: BaseException | None = None
         try:
-            for item in search_one(shared, stop):
+            for item in search_one(share, stop):
                 found.put(item)
         except BaseException as error:  # raised where somebody hears it
             last = error
         found.put(last)
 
-    workers = [threading.Thread(target=work, daemon=True) for _ in range(n_workers)]
+    workers = [threading.Thread(target=work, args=(share,)) for share in shares]
+    for worker in workers:
+        worker.start()
     try:
-        for worker in workers:
-            worker.start()
-        n_left = n_workers
+        n_left = len(workers)
         while n_left:
             item = found.get()
             if isinstance(item, BaseException):
@@ -356,34 +369,35 @@ def in_threads(
                 yield item
     finally:
         stop.set()
+        for worker in workers:
+            worker.join()
         torch.set_num_threads(n_threads)  # what the workers said was said for threads to come, too
 
 
-class _Shared:
-    """A queue that several take from: who still has work does not wait for who has none."""
-
-    def __init__(self, lines: Queue) -> None:
-        self.lines, self.lock = lines, threading.Lock()
-
-    def get(self, wait: bool) -> Sentence | None:
-        if not self.lock.acquire(blocking=wait):
-            return None
-        try:
-            return self.lines.get(wait)
-        finally:
-            self.lock.release()
+class _Stopped(Exception):
+    """Nobody wants what would be found."""
 
 
 class _Stoppable:
-    """A stepper that goes no further once nobody wants what it would find."""
+    """A stepper that goes no further once it is told so."""
 
     def __init__(self, stepper: Stepper[Any], stop: threading.Event) -> None:
         self.stepper, self.stop, self.start = stepper, stop, stepper.start
 
     def step(self, last_R: Tensor, state: Any) -> tuple[Tensor, Any]:
         if self.stop.is_set():
-            raise GeneratorExit
+            raise _Stopped
         return self.stepper.step(last_R, state)
+
+
+class _Before:
+    """Sentences that have come, before those that will."""
+
+    def __init__(self, come: list[Sentence], lines: Queue) -> None:
+        self.come, self.lines = come[::-1], lines
+
+    def get(self, wait: bool) -> Sentence | None:
+        return self.come.pop() if self.come else self.lines.get(wait)
 
 
 class _Lines:
@@ -436,6 +450,13 @@ class _Lines:
         if not self.sentences:
             self._gather(wait)
         return self.sentences.pop() if self.sentences else None
+
+    def take(self) -> Iterator[Sentence]:
+        """All that have come, at most a window of them; the first is waited for."""
+        sentence = self.get(wait=True)
+        while sentence is not None:
+            yield sentence
+            sentence = self.sentences.pop() if self.sentences else None
 
     def _gather(self, wait: bool) -> None:
         """Takes in the lines that have come."""

@@ -17,7 +17,7 @@ from transduce.model import Transformer, sinusoid
 
 
 def to_marian(model: Transformer, longest: int = 1024) -> Any:
-    """A `MarianMTModel` that gives the same logits, for up to so many positions. Its norms always add 1e-5."""
+    """A `MarianMTModel` that gives the same logits, for up to so many positions. Saved and loaded, its norms add 1e-5."""
     from transformers import MarianConfig, MarianMTModel
 
     config = model.config
@@ -32,6 +32,9 @@ def to_marian(model: Transformer, longest: int = 1024) -> Any:
         bos_token_id=None, decoder_start_token_id=config.bos_id, forced_eos_token_id=None,
     )  # fmt: skip
     theirs, weights = MarianMTModel(settings), model.weights()
+    for module in theirs.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = config.norm_eps
     order_D = order_of_dimensions(config.d_model)
     with torch.no_grad():
         state = theirs.state_dict()  # its tensors are the model's own

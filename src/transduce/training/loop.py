@@ -8,6 +8,7 @@ of the step. So a checkpoint is weights, Adam's moments and a few counters.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -438,7 +439,9 @@ class Trainer:
         if not self.group.is_first:
             return {}
         self.model.eval()
-        with self.choices.autocast(), self.choices.all_threads():
+        # On a CPU the translator says itself in which precision it works.
+        autocast = self.choices.autocast() if self.group.device.type == "cuda" else contextlib.nullcontext()
+        with autocast, self.choices.all_threads():
             found = self._judge(self.model, n)
         self.model.train()
         return found
