@@ -17,7 +17,7 @@ from transduce.model import Transformer, sinusoid
 
 
 def to_marian(model: Transformer, longest: int = 1024) -> Any:
-    """A `MarianMTModel` that gives the same logits, for up to so many positions. Saved and loaded, its norms add 1e-5."""
+    """A `MarianMTModel` that gives the same logits, for so many positions. Saved and loaded, its norms add 1e-5."""
     from transformers import MarianConfig, MarianMTModel
 
     config = model.config
