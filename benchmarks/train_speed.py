@@ -21,9 +21,7 @@ import importlib.util
 import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -36,6 +34,7 @@ import torch
 import typer
 from torch import Tensor
 
+from benchmarks import turns
 from benchmarks.peers import PACKAGES, PEERS
 from experiments.passport import passport, write_result
 from transduce import RunConfig, Transformer
@@ -135,34 +134,15 @@ def seconds(step: Callable[[], None], n: int, device: str) -> float:
 # Beside them
 
 
-class Worker:
+class Worker(turns.Worker):
     def __init__(self, way: Way, size: str, device: str, tokens: int) -> None:
         self.way, self.tokens = way, tokens // LENGTH * LENGTH
-        task = {"way": asdict(way), "size": size, "device": device, "tokens": tokens}
-        command = [sys.executable, __file__, "--worker", json.dumps(task)]
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # for as long as the process is
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
-        )
+        super().__init__(__file__, {"way": asdict(way), "size": size, "device": device, "tokens": tokens})
 
     def speed(self, n_steps: int) -> float | None:
         """Target tokens per second; None where the process has died, as some precisions do on some machines."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
-            self.process.stdin.write(f"{n_steps}\n")
-            self.process.stdin.flush()
-            return self.tokens * n_steps / float(self.process.stdout.readline())
-        except (OSError, ValueError):
-            self.process.wait()
-            self.errors.seek(0)
-            print("".join(self.errors.readlines()[-3:]), end="")
-            return None
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.errors.close()
+        spent = self.ask(n_steps)
+        return None if spent is None else self.tokens * n_steps / float(spent)
 
 
 def installed(names: list[str]) -> list[str]:
@@ -211,12 +191,6 @@ def take_turns(workers: list[Worker], rounds: int, n_steps: int) -> dict[str, li
     return speeds
 
 
-def ratio(speeds: dict[str, list[float]], ours: str, peer: str) -> list[float]:
-    """Median, lowest and highest of the rounds."""
-    found = sorted(a / b for a, b in zip(speeds[ours], speeds[peer], strict=True))
-    return [statistics.median(found), found[0], found[-1]]
-
-
 def main(
     size: Annotated[str, typer.Option(help=", ".join(PRESETS))] = "small",
     device: str = "cuda" if torch.cuda.is_available() else "cpu",
@@ -224,10 +198,10 @@ def main(
     rounds: int = 7,
     quick: Annotated[bool, typer.Option(help="Fewer rounds and peers.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
-    worker: Annotated[str | None, typer.Option(hidden=True)] = None,
+    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
 ) -> None:
-    if worker is not None:
-        work(json.loads(worker))
+    if worker:
+        work(json.loads(sys.stdin.readline()))
         return
     on_gpu = device == "cuda"
     tokens, rounds = tokens or (25_600 if on_gpu else 4096), 5 if quick else rounds
@@ -247,7 +221,7 @@ def main(
     result: dict[str, Any] = {
         "benchmark": "train_speed", "size": size, "target_tokens_per_batch": tokens // LENGTH * LENGTH,
         "length": LENGTH, "target_tokens_per_second": speeds, "ours": str(ours.way),
-        "fastest_peer": str(peer.way), "ratio": ratio(speeds, str(ours.way), str(peer.way)),
+        "fastest_peer": str(peer.way), "ratio": turns.ratio(speeds[str(ours.way)], speeds[str(peer.way)]),
     }  # fmt: skip
     if not on_gpu:
         print("with the allocator set alike:")
@@ -255,7 +229,7 @@ def main(
             again = take_turns([ours, alike], rounds, n_steps)
             alike.end()
             result["keeping_memory"] = {
-                "target_tokens_per_second": again, "ratio": ratio(again, str(ours.way), str(alike.way))
+                "target_tokens_per_second": again, "ratio": turns.ratio(again[str(ours.way)], again[str(alike.way)])
             }  # fmt: skip
             print("{:.2f} ({:.2f}-{:.2f})".format(*result["keeping_memory"]["ratio"]))
     ours.end()

@@ -22,9 +22,8 @@ from pathlib import Path
 
 import torch
 
-import transduce
 from transduce import Translator, load_model, override, save_model
-from transduce.checkpoint import BUNDLED_MODEL, MODEL, WEIGHTS, load_origin
+from transduce.checkpoint import BUNDLED, BUNDLED_MODEL, MODEL, WEIGHTS, load_origin
 from transduce.data.corpora import read_pairs
 from transduce.data.prepare import Prepared
 from transduce.data.subword import SUBWORDS, Subwords
@@ -34,7 +33,6 @@ from transduce.training.run import RESULT
 N_HELD_OUT = 2_000
 VOCABULARY = 8_000
 LANGUAGES = ("de", "en")
-FOLDER = Path(transduce.__file__).parent / "models" / BUNDLED_MODEL
 TRAIN = [
     "data.batch_tokens=8192", "model.dropout=0.2", "train.max_steps=14000", "train.warmup_steps=2000",
     "train.rate_factor=1", "train.clip_norm=1", "train.patience=none", "train.average_last=10",
@@ -112,16 +110,16 @@ def pack(options: argparse.Namespace) -> None:
     model, config = load_model(run / MODEL)
     assert override(config, TRAIN) == config, "it was trained with other settings"
     subwords, (origin, heads) = Subwords.load(run / MODEL / SUBWORDS), load_origin(run / MODEL)
-    if FOLDER.exists():
-        shutil.rmtree(FOLDER)
-    save_model(FOLDER, model, config, subwords, origin, heads, torch.float16)
+    if BUNDLED.exists():
+        shutil.rmtree(BUNDLED)
+    save_model(BUNDLED, model, config, subwords, origin, heads, torch.float16)
     heldout = {}
     for language in LANGUAGES:
-        heldout[language] = FOLDER / f"heldout.{language}.xz"
+        heldout[language] = BUNDLED / f"heldout.{language}.xz"
         heldout[language].write_bytes(lzma.compress((options.work / f"test.{language}").read_bytes(), preset=9))
-    translator = Translator.load(FOLDER, device="cpu")
-    evaluation, passport = evaluate_files(FOLDER, heldout["de"], heldout["en"], lambda path: translator)
-    assert add_to_card(FOLDER, evaluation, passport)
+    translator = Translator.load(BUNDLED, device="cpu")
+    evaluation, passport = evaluate_files(BUNDLED, heldout["de"], heldout["en"], lambda path: translator)
+    assert add_to_card(BUNDLED, evaluation, passport)
     result = json.loads((run / RESULT).read_text())
     scores = [
         f"{score.name} {score.value:.1f} ({score.interval[0]:.1f} to {score.interval[1]:.1f})"
@@ -129,11 +127,11 @@ def pack(options: argparse.Namespace) -> None:
     ]  # fmt: skip
     text = CARD_TEXT.format(
         name=BUNDLED_MODEL, config=config.model, beam=config.decode.beam_size, scores=", ".join(scores),
-        n_parameters=sum(p.numel() for p in model.parameters()), size=(FOLDER / WEIGHTS).stat().st_size / 1e6,
+        n_parameters=sum(p.numel() for p in model.parameters()), size=(BUNDLED / WEIGHTS).stat().st_size / 1e6,
         n_train=Prepared(options.work / "prepared").report.train.n_pairs, n_sentences=evaluation.n_sentences,
         longest=origin.longest_source, settings=" ".join(f"--set {setting}" for setting in TRAIN), **result,
     )  # fmt: skip
-    (FOLDER / "CARD.md").write_text(text, encoding="utf-8")
+    (BUNDLED / "CARD.md").write_text(text, encoding="utf-8")
     print(text)
 
 

@@ -16,6 +16,7 @@ pytest.importorskip("triton", reason="Triton is for Linux")
 
 from tests.primes import prime_config, random_model
 from transduce import ModelConfig, Transformer, ops
+from transduce.errors import DataError
 from transduce.fast import cpu
 from transduce.fast import gpu as kernels
 from transduce.fast.layout import AttentionInputs, Dropout, NormGradients, Shape, Side, Sight, pack, padded, unpack
@@ -92,6 +93,12 @@ def test_batches_one_behind_another_are_packed_as_one() -> None:
     parts = [[ids[0][:3, :9], *(of[:3, :5] for of in ids[1:])], [of[3:] for of in ids]]
     assert np.array_equal(pack(parts, Shape(101, 97), [0], config), whole)
     assert not np.array_equal(pack(parts[::-1], Shape(101, 97), [0], config), whole)
+
+
+def test_learned_positions_that_end_too_soon_are_told_before_the_first_pass() -> None:
+    model = random_model(packed_config(positions="learned", max_positions=70), torch.float32)
+    with pytest.raises(DataError, match=r"a sentence has 71 tokens, but model\.max_positions is 70: raise it"):
+        WrittenPass(model, 71, torch.float32, kernels)
 
 
 def assert_near(found: Tensor | None, expected: Tensor | None, name: str, tolerance: float = 1e-4) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -86,6 +87,29 @@ def trainer_for(
 
 def first_share(trainer: Trainer, step: int = 0) -> Share:
     return next(iter(trainer.shares(step)))
+
+
+@pytest.mark.parametrize(("limit", "n_passes"), [(None, 1), (40, 3), (1, 12)])
+def test_passes_that_can_join_hold_what_there_is_room_for(
+    tmp_path: Path, prepared: Prepared, limit: int | None, n_passes: int
+) -> None:
+    """As on a GPU: the parts of a step one behind another, each once, and no pass larger than it may be."""
+    trainer = trainer_for(tmp_path, prepared, config_for("data.n_shapes=4"))
+    batches = [tuple(torch.randint(3, 300, (2, 7)) for _ in range(3)) for _ in range(6)]
+    share = Share(list(range(6)), batches, 1)  # type: ignore[arg-type]
+    trainer.state.micro_limit = limit
+    alone = list(trainer._passes_of(share))
+    assert all(len(parts) == 1 for _, parts in alone)
+    trainer.passes = SimpleNamespace(joins=True)  # type: ignore[assignment]
+    joined = list(trainer._passes_of(share))
+    for side in range(3):
+        rows = [row.tolist() for _, parts in joined for part in parts for row in part[side]]
+        assert rows == [row.tolist() for _, (part,) in alone for row in part[side]]
+    most = trainer.choices.micro_tokens if limit is None else limit
+    sizes = [sum(len(part[0]) * loop.width_of(part) for part in parts) for _, parts in joined]
+    assert all(size <= most or len(parts) == 1 for size, (_, parts) in zip(sizes, joined, strict=True))
+    assert len(joined) == len({place for place, _ in joined}), "each has a seed of its own"
+    assert len(joined) == n_passes
 
 
 def weights_of(trainer: Trainer) -> dict[str, Tensor]:

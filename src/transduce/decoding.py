@@ -133,13 +133,17 @@ def best(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
         fill = n_kept + 1 - n_candidates
         value_BC = torch.nn.functional.pad(value_BC, (0, fill), value=-torch.inf)
         place_BC = torch.nn.functional.pad(place_BC, (0, fill))
-    rank_C = torch.arange(n_kept + 1, device=value_BC.device)
+    return _open(value_BC, place_BC // n_vocabulary, place_BC % n_vocabulary, n_open_B1)
+
+
+def _open(value_BC: Tensor, parent_BC: Tensor, token_BC: Tensor, n_open_B1: Tensor) -> Chosen:
+    """Of the best, in their order, as many as there are places open. There is one more than can stay."""
     last_in_B, first_out_B = value_BC.gather(1, (n_open_B1 - 1).clamp(min=0))[:, 0], value_BC.gather(1, n_open_B1)[:, 0]
-    value_BC = value_BC.masked_fill(rank_C >= n_open_B1, -torch.inf)
+    rank_C = torch.arange(value_BC.shape[1], device=value_BC.device)
     return Chosen(
-        log_prob_BK=value_BC[:, :-1],
-        parent_BK=place_BC[:, :-1] // n_vocabulary,
-        token_BK=place_BC[:, :-1] % n_vocabulary,
+        log_prob_BK=value_BC.masked_fill(rank_C >= n_open_B1, -torch.inf)[:, :-1],
+        parent_BK=parent_BC[:, :-1],
+        token_BK=token_BC[:, :-1],
         margin_B=torch.where(first_out_B > -torch.inf, last_in_B - first_out_B, torch.inf),
     )
 
@@ -162,15 +166,7 @@ def best_of_few(beams: Beams, logits_RV: Tensor, rules: Rules) -> Chosen | None:
     value_BC, place_BC = allowed_RC.view(len(n_open_B1), -1).sort(descending=True, stable=True)
     value_BC, place_BC = value_BC[:, : n_kept + 1], place_BC[:, : n_kept + 1]
     token_BC = token_RC.view(len(n_open_B1), -1).gather(1, place_BC)
-    last_in_B, first_out_B = value_BC.gather(1, (n_open_B1 - 1).clamp(min=0))[:, 0], value_BC.gather(1, n_open_B1)[:, 0]
-    rank_C = torch.arange(n_kept + 1, device=value_BC.device)
-    value_BC = value_BC.masked_fill(rank_C >= n_open_B1, -torch.inf)
-    return Chosen(
-        log_prob_BK=value_BC[:, :-1],
-        parent_BK=place_BC[:, :-1] // n_looked_at,
-        token_BK=token_BC[:, :-1],
-        margin_B=torch.where(first_out_B > -torch.inf, last_in_B - first_out_B, torch.inf),
-    )
+    return _open(value_BC, place_BC // n_looked_at, token_BC, n_open_B1)
 
 
 def _first_of_equals(candidate_BC: Tensor, n: int, n_open_B1: Tensor) -> tuple[Tensor, Tensor]:
@@ -322,10 +318,7 @@ class Beams:
 
     def put(self, places: Tensor, other: Beams) -> Beams:
         """The sentences at these places give way to the other's, in order."""
-        joined, n = self.join(other), len(self.number_B)
-        sentences_B = torch.arange(n, device=places.device)
-        sentences_B[places] = n + torch.arange(len(places), device=places.device)
-        return joined.select(sentences_B)
+        return self.join(other).select(_after_them(len(self.number_B), places))
 
     def place_BK1(self, length_B: Tensor) -> Tensor:
         """Among the tokens. Those that are over may be past their end: what they say there does not count."""
@@ -542,12 +535,18 @@ def _enter(
     return running, beams, state, gone[n_put:]
 
 
+def _after_them(n: int, places: Tensor) -> Tensor:
+    """The numbers of n sentences, in whose places some stand that come after all of them."""
+    sentences_B = torch.arange(n, device=places.device)
+    sentences_B[places] = n + torch.arange(len(places), device=places.device)
+    return sentences_B
+
+
 def put(state: S, places: Tensor, other: S, n: int, n_kept: int) -> S:
     """`state`, of n sentences, with those at some places given way to another's. By its own way where it has one."""
     if (own := getattr(state, "put", None)) is not None:
         return own(places, other)  # type: ignore[no-any-return]
-    sentences_B = torch.arange(n, device=places.device)
-    sentences_B[places] = n + torch.arange(len(places), device=places.device)
+    sentences_B = _after_them(n, places)
     rows_R = (sentences_B[:, None] * n_kept + torch.arange(n_kept, device=places.device)).flatten()
     return state.join(other).select(rows_R, sentences_B)
 
