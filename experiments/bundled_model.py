@@ -4,9 +4,10 @@
     python -m experiments.bundled_model train --work WORK
     python -m experiments.bundled_model pack --work WORK
 
-`split` holds out sentences for validation and test: of each only one translation, and nothing in training has the
-German or the English of any. `train` calls `transduce train`, three minutes on one H200. `pack` halves the weights'
-precision, scores the result on the test, and puts it into the package. FOLDER is as `transduce prepare` takes it.
+and `depths`, which measures on the validation text how many layers each side should have. `split` holds out sentences
+for validation and test: of each only one translation, and nothing in training has the German or the English of any.
+`train` calls `transduce train`, three minutes on one H200. `pack` halves the weights' precision, scores the result on
+the test, and puts it into the package. FOLDER is as `transduce prepare` takes it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ import lzma
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from experiments.passport import passport, write_result
 from transduce import Translator, load_model, override, save_model
 from transduce.checkpoint import BUNDLED, BUNDLED_MODEL, MODEL, WEIGHTS, load_origin
 from transduce.data.corpora import read_pairs
@@ -38,6 +44,11 @@ TRAIN = [
     "train.rate_factor=1", "train.clip_norm=1", "train.patience=none", "train.average_last=10",
     "train.checkpoint_steps=400", "train.valid_translations=0",
 ]  # fmt: skip
+DEPTHS: dict[str, list[int | str]] = {
+    "3+3": [], "4+2": [4, 2], "6+2": [6, 2], "6+2 at half the rate": [6, 2, "train.rate_factor=0.5"],
+    "6+2 pre-norm": [6, 2, "model.norm=pre"],
+}  # fmt: skip
+"""Layers of the encoder and of the decoder, then settings. Post-norm stacks diverge the sooner the deeper they are."""
 CARD_TEXT = """# {name}
 
 German to English, for short everyday sentences. It is what `transduce translate` takes when it is given no model.
@@ -65,10 +76,14 @@ Made by:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    for do in (split, train, pack):
+    for do in (split, train, pack, depths):
         command = commands.add_parser(do.__name__)
         command.set_defaults(do=do)
         command.add_argument("--work", type=Path, required=True)
+        if do is depths:
+            command.add_argument("--steps", type=int, default=8000)
+            command.add_argument("--beside", type=int, default=len(DEPTHS), help="Runs at once.")
+            command.add_argument("--out", type=Path, required=True)
         if do is split:
             command.add_argument("--data-root", type=Path, required=True)
     options = parser.parse_args()
@@ -98,11 +113,42 @@ def split(options: argparse.Namespace) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    command = [sys.executable, "-m", "transduce", "train", str(options.work / "prepared"), "--size", "small"]
-    command += ["--out", str(options.work / "run")]
-    for setting in TRAIN:
+    train_with(TRAIN, options.work / "prepared", options.work / "run")
+
+
+def train_with(settings: list[str], prepared: Path, run: Path, *flags: str) -> None:
+    command = [sys.executable, "-m", "transduce", "train", str(prepared), "--size", "small", "--out", str(run), *flags]
+    for setting in settings:
         command += ["--set", setting]
     subprocess.run(command, check=True)
+
+
+def depths(options: argparse.Namespace) -> None:
+    """Fewer steps than `train`'s, side by side."""
+
+    def run_one(name: str) -> Path:
+        layers = [f"model.n_{side}_layers={n}" for side, n in zip(("encoder", "decoder"), DEPTHS[name], strict=False)]
+        settings = [*TRAIN, f"train.max_steps={options.steps}", *layers, *map(str, DEPTHS[name][2:])]
+        run = Path(place) / name.replace(" ", "_")
+        train_with(settings, options.work / "prepared", run, "--quiet")
+        return run
+
+    result: dict[str, Any] = {"experiment": "bundled_depths", "steps": options.steps, "models": {}}
+    with tempfile.TemporaryDirectory() as place:
+        with ThreadPoolExecutor(options.beside) as pool:
+            runs = dict(zip(DEPTHS, pool.map(run_one, DEPTHS), strict=True))
+        for name, run in runs.items():
+            source, reference = (options.work / f"valid.{language}" for language in LANGUAGES)
+            began = time.perf_counter()
+            evaluation, _ = evaluate_files(run, source, reference, Translator.load)
+            _, config = load_model(run / MODEL)
+            result["models"][name] = {
+                **{score.name: [score.value, score.interval] for score in evaluation.scores},
+                "seconds_to_translate": time.perf_counter() - began,
+                "bytes": (run / MODEL / WEIGHTS).stat().st_size,
+            }
+            print(name, result["models"][name], flush=True)
+            write_result(options.out, result | passport(config, "cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def pack(options: argparse.Namespace) -> None:

@@ -34,8 +34,8 @@ FORMS = {"tok": ".lc.norm.tok", "raw": ""}
 SETTINGS = [
     # 4+4 layers, 128 wide, dropout 0.3, as the best published model of text alone. It was trained at a rate of 0.005 in
     # batches of 4,096 tokens, at which ours all but diverges; larger ones and longer averages were better on val.
-    "data.batch_tokens=16384", "model.dropout=0.3", "train.warmup_steps=2000", "train.rate_factor=2",
-    "train.max_steps=6000", "train.checkpoint_steps=100", "train.average_last=30", "train.clip_norm=1",
+    "data.batch_tokens=16384", "model.dropout=0.3", "train.warmup_steps=3000", "train.rate_factor=1.2",
+    "train.max_steps=8000", "train.checkpoint_steps=100", "train.average_last=40", "train.clip_norm=1",
     "train.patience=none", "train.valid_translations=0",
 ]  # fmt: skip
 VOCABULARY = 10_000

@@ -21,11 +21,11 @@ PACKAGE = ROOT / "src" / "transduce"
 # Each may import what stands before its own line.
 ORDER = [
     {"errors"},
-    {"config", "folders"},
+    {"config", "folders", "peaks", "native"},
     {"data", "reference", "ops", "fast", "decoding", "segments"},
     {"model", "metrics", "spelling"},
     {"checkpoint", "stepper"},
-    {"alignment"},
+    {"alignment", "native_stepper"},
     {"translate"},
     {"records", "evaluate", "training", "interop"},
     {"paper"},

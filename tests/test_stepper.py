@@ -44,9 +44,10 @@ def test_logits_are_the_models(changes: dict[str, Any]) -> None:
     for i in range(40):
         n = states[0].n_sentences
         last_R = torch.randint(3, 30, (2 * n,))
-        (expected_RV, slow), (found_RV, quick) = (
+        (expected_RV, slow), (found, quick) = (
             stepper.step(last_R, state) for stepper, state in zip(steppers, states, strict=True)
         )
+        found_RV = found.logits()
         torch.testing.assert_close(found_RV, expected_RV, atol=1e-9, rtol=0)
         rows_R = torch.randint(0, 2, (2 * n,)) + 2 * torch.arange(n).repeat_interleave(2)
         if i % 9 == 5:
@@ -65,7 +66,7 @@ def test_logits_are_the_models(changes: dict[str, Any]) -> None:
             new = [stepper.start(second).select(torch.arange(2).repeat_interleave(2)) for stepper in (model, fast)]
             states = [state.join(other) for state, other in zip(states, new, strict=True)]
     assert isinstance(states[1], Cells)
-    assert states[1].key_LBHCK.shape[3] < 2 * 40 + 32, "cells that nobody needs any more are given up"
+    assert states[1].cell_LBHCW.shape[3] < 2 * 40 + 32, "cells that nobody needs any more are given up"
 
 
 def test_nobody_left_is_no_fault() -> None:
@@ -76,8 +77,8 @@ def test_nobody_left_is_no_fault() -> None:
     nobody = state.select(torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long))
     assert nobody.n_sentences == 0
     again = nobody.join(fast.start(sources(1, 4, 1, config.pad_id)))
-    logits_RV, _ = fast.step(torch.tensor([5]), again)
-    assert bool(logits_RV.isfinite().all())
+    found, _ = fast.step(torch.tensor([5]), again)
+    assert bool(found.logits().isfinite().all())
 
 
 def test_what_is_not_written_out_is_told() -> None:

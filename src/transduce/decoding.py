@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from transduce.config import DecodeConfig, ModelConfig
+from transduce.peaks import GROUP, Peaks, in_groups
 
 NONE = -1
 """Where there is no token."""
-SPARE = 9
-"""Tokens looked at beside as many as a beam is wide: some are forbidden."""
+SPARE = 3
+"""Groups looked at beside as many as can be needed: some tokens are forbidden."""
 
 
 class State(Protocol):
@@ -44,7 +45,8 @@ class Stepper(Protocol[S]):
 
     def start(self, source_BS: Tensor, prefix_BT: Tensor | None = None) -> S: ...
 
-    def step(self, last_R: Tensor, state: S) -> tuple[Tensor, S]: ...
+    def step(self, last_R: Tensor, state: S) -> tuple[Tensor | Peaks, S]:
+        """The logits of what comes after `last_R`."""
 
 
 class Queue(Protocol):
@@ -148,25 +150,31 @@ def _open(value_BC: Tensor, parent_BC: Tensor, token_BC: Tensor, n_open_B1: Tens
     )
 
 
-def best_of_few(beams: Beams, logits_RV: Tensor, rules: Rules) -> Chosen | None:
-    """What `best` finds, to the bit, from the few best tokens of each hypothesis: most of the vocabulary is read, and
-    never written. None where few are not enough: too many are forbidden, or one as good was not looked at."""
-    n_kept = beams.log_prob_BK.shape[1]
-    if logits_RV.shape[1] < (n_looked_at := n_kept + SPARE):
+def best_of_few(beams: Beams, peaks: Peaks, rules: Rules) -> Chosen | None:
+    """What `best` finds, to the bit, from the few groups of tokens that have the highest peaks. None where they are not
+    enough: too many tokens are forbidden, or one as good was not looked at."""
+    n_sentences, n_kept = beams.log_prob_BK.shape
+    n_groups, n_looked_at = peaks.peak_RN.shape[1], n_kept + 1 + SPARE
+    if n_kept * n_groups < n_looked_at:
         return None
-    logits_RV = logits_RV.float()
-    value_RC, token_RC = logits_RV.topk(n_looked_at)
-    total_RC = value_RC - logits_RV.logsumexp(-1, keepdim=True) + beams.log_prob_BK.reshape(-1, 1)
-    token_RC, order_RC = token_RC.sort()  # of equals the lower token comes first
-    allowed_RC = total_RC.gather(1, order_RC) + rules.penalty_AV[beams.state_BK.reshape(-1, 1), token_RC]
-    is_enough_R = allowed_RC.topk(n_kept + 1).values[:, -1:] > total_RC[:, -1:]
-    if not bool((is_enough_R | (beams.log_prob_BK.reshape(-1, 1) == -torch.inf)).all()):
-        return None
+    so_far_R1, log_sum_R1 = beams.log_prob_BK.reshape(-1, 1), peaks.log_sum_R1.float()
+    total_BN = (peaks.peak_RN.float() - log_sum_R1).add_(so_far_R1).view(n_sentences, -1)
+    highest_BN, place_BN = total_BN.topk(n_looked_at)
+    place_BN = place_BN.sort().values  # in the order of parents and tokens, by which equals are told apart
+    parent_BN, group_BN = place_BN // n_groups, place_BN % n_groups
+    row_BN = torch.arange(0, n_sentences * n_kept, n_kept, device=place_BN.device)[:, None] + parent_BN
+    log_prob_BNW = peaks.look(row_BN, group_BN).float() - log_sum_R1[row_BN]
+    penalty_ANW = in_groups(rules.penalty_AV, -torch.inf)
+    allowed_BNW = log_prob_BNW.add_(penalty_ANW[beams.state_BK.gather(1, parent_BN), group_BN])
+    candidate_BC = allowed_BNW.add_(so_far_R1[row_BN]).flatten(1)
     n_open_B1 = (n_kept - beams.n_ended_B)[:, None]
-    value_BC, place_BC = allowed_RC.view(len(n_open_B1), -1).sort(descending=True, stable=True)
-    value_BC, place_BC = value_BC[:, : n_kept + 1], place_BC[:, : n_kept + 1]
-    token_BC = token_RC.view(len(n_open_B1), -1).gather(1, place_BC)
-    return _open(value_BC, place_BC // n_looked_at, token_BC, n_open_B1)
+    value_BC, place_BC = _first_of_equals(candidate_BC, n_kept + 1, n_open_B1)
+    is_enough_B = (value_BC[:, -1] > highest_BN[:, -1]) | (highest_BN[:, 0] == -torch.inf)
+    if not bool(is_enough_B.all()):
+        return None
+    group_BC = place_BC // GROUP
+    token_BC = group_BN.gather(1, group_BC) * GROUP + place_BC % GROUP
+    return _open(value_BC, parent_BN.gather(1, group_BC), token_BC, n_open_B1)
 
 
 def _first_of_equals(candidate_BC: Tensor, n: int, n_open_B1: Tensor) -> tuple[Tensor, Tensor]:
@@ -344,16 +352,16 @@ class Beams:
 
 
 def advance(
-    beams: Beams, logits_RV: Tensor, settings: DecodeConfig, rules: Rules, eos_id: int, choose: Choose
+    beams: Beams, peaks: Peaks, settings: DecodeConfig, rules: Rules, eos_id: int, choose: Choose
 ) -> tuple[Beams, Tensor]:
     """The hypotheses one token on, and of which before it each is a continuation, parent_BK."""
-    n_kept, n_vocabulary = beams.log_prob_BK.shape[1], logits_RV.shape[1]
+    n_kept = beams.log_prob_BK.shape[1]
     is_plain = not (settings.min_length or settings.no_repeat_ngram or beams.forced_BT.shape[1])
-    chosen = best_of_few(beams, logits_RV, rules) if choose is best and is_plain else None
+    chosen = best_of_few(beams, peaks, rules) if choose is best and is_plain else None
     if chosen is None:
-        log_prob_RV = logits_RV.float() - logits_RV.float().logsumexp(-1, keepdim=True)
+        log_prob_RV = peaks.logits().float() - peaks.log_sum_R1.float()
         allowed_RV = restrict(beams, log_prob_RV, settings, rules, eos_id)
-        shape = (-1, n_kept, n_vocabulary)
+        shape = (-1, n_kept, log_prob_RV.shape[1])
         chosen = choose(beams, log_prob_RV.view(shape), allowed_RV.view(shape))
 
     length_B = beams.length_B + 1
@@ -494,8 +502,9 @@ def search(
                 running, beams, state, gone = _enter(running, beams, state, gone, new, fresh_beams, fresh, n_kept)
         if beams is None or state is None or not running:
             return
-        logits_RV, state = stepper.step(beams.last_R(config.bos_id), state)
-        beams, parent_BK = advance(beams, logits_RV, settings, rules, config.eos_id, choose)
+        scores, state = stepper.step(beams.last_R(config.bos_id), state)
+        peaks = scores if isinstance(scores, Peaks) else Peaks.of(scores)
+        beams, parent_BK = advance(beams, peaks, settings, rules, config.eos_id, choose)
         over = [i for i, is_it in enumerate(beams.is_over_B(settings).tolist()) if is_it and i not in gone]
         if over:
             found = harvest(beams.select(torch.tensor(over, device=device)), settings)
@@ -599,8 +608,8 @@ def greedy(stepper: Stepper[S], config: ModelConfig, source_BS: Tensor, max_extr
     state = stepper.start(source_BS)
     steps: list[Tensor] = []
     while bool(live_B.any()):
-        logits_BV, state = stepper.step(last_B, state)
-        last_B = logits_BV.argmax(-1)
+        scores, state = stepper.step(last_B, state)
+        last_B = (scores.logits() if isinstance(scores, Peaks) else scores).argmax(-1)
         steps.append(last_B)  # rows that have ended go on, for nothing, until all have
         live_B = live_B & (last_B != config.eos_id) & (len(steps) < limit_B)
     rows = torch.stack(steps, dim=1).tolist() if steps else [[] for _ in source_BS]

@@ -4,27 +4,35 @@ When hypotheses change places nothing of the past is copied: all that the hypoth
 cells of one cache, and each knows which cells are its own. Weights lie as products want them, in int8 where asked for.
 """
 
-# Axes: L layers, B sentences, K hypotheses of each, R = B K rows, H heads, S source positions, C cells, D = d_model,
-# P all heads side by side, V vocabulary, N inputs and F outputs of a product.
+# Axes: L layers, B sentences, K hypotheses of each, R = B K rows, H heads, X = B H, S source positions, C cells,
+# M = S or C, Q queries of a sentence, D = d_model, P all heads side by side, W the key and the value of one head,
+# V vocabulary, J blocks of it, N inputs and F outputs of a product. Where K comes last it is d_k, and U is d_v.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from transduce.config import ModelConfig
-from transduce.model import ACTIVATIONS, AddAndNorm, Transformer, sinusoid
+from transduce.model import ACTIVATIONS, AddAndNorm, FeedForward, MemoryAttention, SelfAttention, Transformer, sinusoid
+from transduce.peaks import Peaks
 
 Precision = Literal["float32", "int8"]
-ROOM = 16
+ROOM = 8
 """Steps for which there is room when there is too little."""
+LANES = 16
+"""Softmax is several times slower over rows that do not fill them: 16 of float32 are a vector."""
 KNOWN_POSITIONS = 256
 """Sinusoids made beforehand; more are made as they are needed."""
+BLOCK = 512
+"""Tokens whose logits are found together: those of some hundred rows stay in the cache of a core."""
+FEW_ROWS = 16
+"""For no more than these all logits are found at once."""
 
 
 def why_not(config: ModelConfig) -> str | None:
@@ -42,41 +50,139 @@ class Product:
     def __init__(self, W_NF: Tensor, b_F: Tensor | None) -> None:
         self.W_NF, self.b_F = W_NF.detach().contiguous(), None if b_F is None else b_F.detach()
 
-    def __call__(self, x_RN: Tensor) -> Tensor:
+    def ready(self, x_RN: Tensor) -> Any:
+        """What `of` takes: one may serve several products."""
+        return x_RN
+
+    def of(self, x_RN: Any) -> Tensor:
         return torch.mm(x_RN, self.W_NF) if self.b_F is None else torch.addmm(self.b_F, x_RN, self.W_NF)
 
+    def into(self, out_RF: Tensor, x_RN: Any, columns: slice) -> None:
+        """Some columns."""
+        torch.mm(x_RN, self.W_NF[:, columns], out=out_RF)
+        if self.b_F is not None:
+            out_RF.add_(self.b_F[columns])
 
-class Int8Product:
+    def __call__(self, x_RN: Tensor) -> Tensor:
+        return self.of(self.ready(x_RN))
+
+
+class Int8Product(Product):
     """The same with 8 bits: each column of W and each row of x has a scale of its own, so that what is beside a row
     changes nothing in it."""
 
     def __init__(self, W_NF: Tensor, b_F: Tensor | None) -> None:
         W_NF = W_NF.detach().float()
         self.scale_F = W_NF.abs().amax(0).clamp(min=1e-12) / 127
-        self.W_NF = (W_NF / self.scale_F).round().to(torch.int8).contiguous()
+        self.W_NF = (W_NF / self.scale_F).round().to(torch.int8).T.contiguous().T  # so few rows take less time
         self.b_F = None if b_F is None else b_F.detach().float()
 
-    def __call__(self, x_RN: Tensor) -> Tensor:
+    def ready(self, x_RN: Tensor) -> Any:
         scale_R1 = x_RN.abs().amax(1, keepdim=True).clamp_(min=1e-12).div_(127)
-        found_RF = torch._int_mm((x_RN / scale_R1).round_().to(torch.int8), self.W_NF) * scale_R1
-        return found_RF.mul_(self.scale_F) if self.b_F is None else torch.addcmul(self.b_F, found_RF, self.scale_F)
+        return (x_RN / scale_R1).round_().to(torch.int8), scale_R1
+
+    def of(self, ready: Any) -> Tensor:
+        x_RN, scale_R1 = ready
+        # To float32 first: to multiply integers and floats takes three times as long.
+        found_RF = torch._int_mm(x_RN, self.W_NF).float().mul_(scale_R1)
+        if self.b_F is None:
+            return found_RF.mul_(self.scale_F)
+        return torch.addcmul(self.b_F, found_RF, self.scale_F, out=found_RF)
+
+    def into(self, out_RF: Tensor, ready: Any, columns: slice) -> None:
+        x_RN, scale_R1 = ready
+        out_RF.copy_(torch._int_mm(x_RN, self.W_NF[:, columns])).mul_(scale_R1).mul_(self.scale_F[columns])
+        if self.b_F is not None:
+            out_RF.add_(self.b_F[columns])
 
 
-PRODUCTS: dict[Precision, type[Product | Int8Product]] = {"float32": Product, "int8": Int8Product}
+PRODUCTS: dict[Precision, type[Product]] = {"float32": Product, "int8": Int8Product}
 
 
-class Layer(NamedTuple):
-    """Of the decoder."""
+class Norm(NamedTuple):
+    gain_D: Tensor
+    bias_D: Tensor
+    eps: float
 
-    QKV: Product | Int8Product
-    self_O: Product | Int8Product
-    self_norm: AddAndNorm
-    Q: Product | Int8Product
-    memory_O: Product | Int8Product
-    memory_norm: AddAndNorm
-    one: Product | Int8Product
-    two: Product | Int8Product
-    norm: AddAndNorm
+    @classmethod
+    def of(cls, norm: AddAndNorm) -> Norm:
+        return cls(norm.weight.detach(), norm.bias.detach(), norm.eps)
+
+    def __call__(self, x_RD: Tensor) -> Tensor:
+        return torch.layer_norm(x_RD, self.gain_D.shape, self.gain_D, self.bias_D, self.eps)
+
+
+# Layers: weights as the steps below want them. A query is born divided by the root of d_k.
+
+
+class Attending(NamedTuple):
+    """To what came before it, or stands beside it."""
+
+    Q_KV: Product
+    """Queries of all heads, then key and value of the first head, of the second, and so on."""
+    O: Product  # noqa: E741
+    norm: Norm
+
+    @classmethod
+    def of(cls, attention: SelfAttention, norm: AddAndNorm, make: type[Product]) -> Attending:
+        Q, K, V = attention.W_QKV.widths.values()
+        n_heads, scale = attention.n_heads, (Q // attention.n_heads) ** -0.5
+
+        def arranged(x: Tensor) -> Tensor:
+            query, key, value = x.detach().split([Q, K, V], -1)
+            return torch.cat([query * scale, _by_head(key, value, n_heads)], -1)
+
+        W, b = attention.W_QKV.W, attention.W_QKV.b
+        own = make(arranged(W), None if b is None else arranged(b))
+        return cls(own, make(attention.W_O.W, attention.W_O.b), Norm.of(norm))
+
+
+class Asking(NamedTuple):
+    """The memory."""
+
+    Q: Product
+    KV: Product
+    O: Product  # noqa: E741
+    norm: Norm
+
+    @classmethod
+    def of(cls, attention: MemoryAttention, norm: AddAndNorm, make: type[Product]) -> Asking:
+        W_Q, W_KV, W_O, n_heads = attention.W_Q, attention.W_KV, attention.W_O, attention.n_heads
+        scale, widths = (W_Q.W.shape[1] // n_heads) ** -0.5, list(W_KV.widths.values())
+
+        def arranged(x: Tensor) -> Tensor:
+            return _by_head(*x.detach().split(widths, -1), n_heads)
+
+        return cls(
+            make(W_Q.W * scale, None if W_Q.b is None else W_Q.b * scale),
+            make(arranged(W_KV.W), None if W_KV.b is None else arranged(W_KV.b)),
+            make(W_O.W, W_O.b),
+            Norm.of(norm),
+        )
+
+
+class Thinking(NamedTuple):
+    """The feed-forward network."""
+
+    one: Product
+    two: Product
+    norm: Norm
+
+    @classmethod
+    def of(cls, network: FeedForward, norm: AddAndNorm, make: type[Product]) -> Thinking:
+        return cls(make(network.W_1.W, network.W_1.b), make(network.W_2.W, network.W_2.b), Norm.of(norm))
+
+
+def _by_head(key: Tensor, value: Tensor, n_heads: int) -> Tensor:
+    parts = [torch.unflatten(part, -1, (n_heads, -1)) for part in (key, value)]
+    return torch.cat(parts, -1).flatten(-2)
+
+
+def attend(query_XQK: Tensor, key_XKM: Tensor, value_XMU: Tensor, hidden_B1QM: Tensor) -> Tensor:
+    """Equation 1. `hidden`: -inf where a query may not look, else 0."""
+    score_XQM = torch.bmm(query_XQK, key_XKM)
+    score_XQM.view(len(hidden_B1QM), -1, *score_XQM.shape[1:]).add_(hidden_B1QM)
+    return torch.bmm(score_XQM.softmax(-1), value_XMU)
 
 
 # The state
@@ -86,15 +192,15 @@ class Layer(NamedTuple):
 class Cells:
     """What steps need of the past. Rows stand sentence by sentence, equally many for each: K."""
 
-    memory_key_LBHSK: Tensor
+    memory_key_LBHKS: Tensor
     memory_value_LBHSU: Tensor
     unseen_B11S: Tensor
     """-inf at padding, else 0."""
     n_source: int
     """No source is longer; what is past it is room."""
-    key_LBHCK: Tensor
-    value_LBHCU: Tensor
-    """The t-th tokens of a sentence's hypotheses are in cells t K and those after it."""
+    cell_LBHCW: Tensor
+    """Keys and values. What no hypothesis of the sentence has in its past is free for the next tokens: there are few
+    more cells than a hypothesis has tokens, for most of the past is shared."""
     hidden_BKC: Tensor
     """-inf where a cell is none of the hypothesis's past, else 0."""
     length_B: Tensor
@@ -104,6 +210,11 @@ class Cells:
     def n_sentences(self) -> int:
         return len(self.length_B)
 
+    @property
+    def end(self) -> int:
+        """No cell from there on is needed by anybody."""
+        return in_lanes(_end(self.hidden_BKC))
+
     def select(self, rows_R: Tensor, sentences_B: Tensor | None = None) -> Cells:
         """As `DecoderState.select`."""
         n = self.n_sentences if sentences_B is None else len(sentences_B)
@@ -111,18 +222,17 @@ class Cells:
         if sentences_B is None:
             return replace(self, hidden_BKC=hidden_BKC)
         length_B, unseen_B11S = self.length_B[sentences_B], self.unseen_B11S[sentences_B]
-        longest, n_source = _longest(length_B), _longest((unseen_B11S == 0).sum(3).flatten())
-        n_cells = longest * hidden_BKC.shape[1]
+        n_source = in_lanes(_longest((unseen_B11S == 0).sum(3).flatten()))
+        n_cells = in_lanes(_end(hidden_BKC))
         return Cells(
-            memory_key_LBHSK=self.memory_key_LBHSK[:, :, :, :n_source].index_select(1, sentences_B),
+            memory_key_LBHKS=self.memory_key_LBHKS[..., :n_source].index_select(1, sentences_B),
             memory_value_LBHSU=self.memory_value_LBHSU[:, :, :, :n_source].index_select(1, sentences_B),
             unseen_B11S=unseen_B11S[..., :n_source].contiguous(),
             n_source=n_source,
-            key_LBHCK=self.key_LBHCK[:, :, :, :n_cells].index_select(1, sentences_B),
-            value_LBHCU=self.value_LBHCU[:, :, :, :n_cells].index_select(1, sentences_B),
+            cell_LBHCW=self.cell_LBHCW[:, :, :, :n_cells].index_select(1, sentences_B),
             hidden_BKC=hidden_BKC[..., :n_cells].contiguous(),
             length_B=length_B,
-            longest=longest,
+            longest=_longest(length_B),
         )
 
     def join(self, other: Cells) -> Cells:
@@ -139,9 +249,9 @@ class Cells:
         wide = self._as_wide_as(other)
         has_past, other = other.longest > 0, other._as_wide_as(wide)
         for name, axis in AXES.items():
-            if has_past or name not in ("key_LBHCK", "value_LBHCU"):  # what is in cells that nobody sees is all one
+            if has_past or name != "cell_LBHCW":  # what is in cells that nobody sees is all one
                 getattr(wide, name).index_copy_(axis, places, getattr(other, name))
-        n_source = _longest((wide.unseen_B11S == 0).sum(3).flatten())
+        n_source = in_lanes(_longest((wide.unseen_B11S == 0).sum(3).flatten()))
         return replace(wide, n_source=n_source, longest=_longest(wide.length_B))
 
     def _as_wide_as(self, other: Cells) -> Cells:
@@ -152,35 +262,50 @@ class Cells:
         if n_source > self.unseen_B11S.shape[3]:
             self = replace(
                 self,
-                memory_key_LBHSK=_widen(self.memory_key_LBHSK, 3, n_source),
+                memory_key_LBHKS=_widen(self.memory_key_LBHKS, 4, n_source),
                 memory_value_LBHSU=_widen(self.memory_value_LBHSU, 3, n_source),
                 unseen_B11S=_widen(self.unseen_B11S, 3, n_source, -torch.inf),
             )
         if n_cells > self.hidden_BKC.shape[2]:
             self = replace(
                 self,
-                key_LBHCK=_widen(self.key_LBHCK, 3, n_cells),
-                value_LBHCU=_widen(self.value_LBHCU, 3, n_cells),
+                cell_LBHCW=_widen(self.cell_LBHCW, 3, n_cells),
                 hidden_BKC=_widen(self.hidden_BKC, 2, n_cells, -torch.inf),
             )
         return self
 
-    def with_room_for_a_step(self) -> Cells:
-        n_kept = self.hidden_BKC.shape[1]
-        if (self.longest + 1) * n_kept <= self.hidden_BKC.shape[2]:
-            return self
-        return self._with_room(0, (self.longest + ROOM) * n_kept)
+    def with_free_cells(self) -> tuple[Cells, Tensor]:
+        """For each hypothesis a cell that nobody needs, cell_BK, the first there are."""
+        n_kept, n_cells = self.hidden_BKC.shape[1:]
+        free_BC = torch.arange(n_cells, device=self.length_B.device).expand(len(self.length_B), -1)
+        if n_cells >= n_kept:
+            is_needed_BC = self.hidden_BKC.amax(1) == 0
+            cell_BK = torch.where(is_needed_BC, n_cells, free_BC).topk(n_kept, largest=False).values
+            if self.n_sentences == 0 or int(cell_BK.max()) < n_cells:
+                return self, cell_BK
+        return self._with_room(0, in_lanes(n_cells + ROOM * n_kept)).with_free_cells()
 
 
 AXES = {
-    "memory_key_LBHSK": 1, "memory_value_LBHSU": 1, "unseen_B11S": 0, "key_LBHCK": 1, "value_LBHCU": 1,
-    "hidden_BKC": 0, "length_B": 0,
+    "memory_key_LBHKS": 1, "memory_value_LBHSU": 1, "unseen_B11S": 0, "cell_LBHCW": 1, "hidden_BKC": 0, "length_B": 0
 }  # fmt: skip
 """That of the sentences, in each tensor."""
 
 
 def _longest(length_B: Tensor) -> int:
     return int(length_B.max()) if len(length_B) else 0
+
+
+def _end(hidden_BKC: Tensor) -> int:
+    """After the last cell that somebody needs."""
+    if hidden_BKC.numel() == 0:
+        return 0
+    cells = (hidden_BKC == 0).flatten(0, 1).any(0).nonzero()
+    return int(cells[-1]) + 1 if len(cells) else 0
+
+
+def in_lanes(n: int) -> int:
+    return -(-n // LANES) * LANES
 
 
 def _widen(x: Tensor, axis: int, n: int, value: float = 0.0) -> Tensor:
@@ -195,86 +320,142 @@ class FastStepper:
 
     def __init__(self, model: Transformer, precision: Precision = "float32") -> None:
         assert why_not(model.config) is None
-        self.model, self.config, make = model, model.config, PRODUCTS[precision]
-        self.layers = [
-            Layer(
-                QKV=make(layer.self_attention.W_QKV.W, layer.self_attention.W_QKV.b),
-                self_O=make(layer.self_attention.W_O.W, layer.self_attention.W_O.b),
-                self_norm=layer.self_attention_norm,
-                Q=make(layer.memory_attention.W_Q.W, layer.memory_attention.W_Q.b),
-                memory_O=make(layer.memory_attention.W_O.W, layer.memory_attention.W_O.b),
-                memory_norm=layer.memory_attention_norm,
-                one=make(layer.feed_forward.W_1.W, layer.feed_forward.W_1.b),
-                two=make(layer.feed_forward.W_2.W, layer.feed_forward.W_2.b),
-                norm=layer.feed_forward_norm,
+        self.config, make, embedding = model.config, PRODUCTS[precision], model.embedding
+        self.encoder = [
+            (
+                Attending.of(layer.self_attention, layer.self_attention_norm, make),
+                Thinking.of(layer.feed_forward, layer.feed_forward_norm, make),
+            )
+            for layer in model.encoder
+        ]
+        self.decoder = [
+            (
+                Attending.of(layer.self_attention, layer.self_attention_norm, make),
+                Asking.of(layer.memory_attention, layer.memory_attention_norm, make),
+                Thinking.of(layer.feed_forward, layer.feed_forward_norm, make),
             )
             for layer in model.decoder
         ]
-        embedding = model.embedding
         self.output = make(embedding.output_projection.T, embedding.output_bias)
-        self.table_VD = embedding.target_embedding.detach() * self.config.d_model**0.5
-        self.activation: Callable[[Tensor], Tensor] = ACTIVATIONS[self.config.activation]
-        self.position_TD = self._positions(KNOWN_POSITIONS)
+        scale = self.config.d_model**0.5
+        self.source_VD, self.target_VD = (
+            table.detach() * scale for table in (embedding.source_embedding, embedding.target_embedding)
+        )
+        self.learned = [
+            None if table is None else table.detach()
+            for table in (embedding.source_positions, embedding.target_positions)
+        ]
+        # In place where there is such a one.
+        own = ACTIVATIONS[self.config.activation]
+        self.activation: Callable[[Tensor], Tensor] = torch.relu_ if self.config.activation == "relu" else own
+        self.sinusoid_TD = sinusoid(torch.arange(0), self.config.d_model)
 
-    def _positions(self, n: int) -> Tensor:
-        learned = self.model.embedding.target_positions
-        if learned is not None:
-            return learned.detach()
-        return sinusoid(torch.arange(n, device=self.table_VD.device), self.config.d_model).to(self.table_VD.dtype)
+    def _positions(self, side: int, n: int) -> Tensor:
+        """Of the source or the target, n or more."""
+        if (learned_TD := self.learned[side]) is not None:
+            return learned_TD
+        if len(self.sinusoid_TD) < n:
+            T = torch.arange(max(KNOWN_POSITIONS, 2 * n), device=self.target_VD.device)
+            self.sinusoid_TD = sinusoid(T, self.config.d_model).to(self.target_VD.dtype)
+        return self.sinusoid_TD
 
     @torch.no_grad()
     def start(self, source_BS: Tensor, prefix_BT: Tensor | None = None) -> Cells:
         assert prefix_BT is None, "a search forces its prefix, token by token"
-        state, config = self.model.start(source_BS), self.config
-        n, device = len(source_BS), source_BS.device
-        unseen_BS = torch.zeros(state.memory_visible_BS.shape, dtype=self.table_VD.dtype, device=device)
-        empty = (len(self.layers), n, config.n_heads, 0)
+        config, (n, n_source) = self.config, source_BS.shape
+        hidden_BS = torch.zeros(source_BS.shape, dtype=self.target_VD.dtype, device=source_BS.device)
+        unseen_B11S = hidden_BS.masked_fill_(source_BS == config.pad_id, -torch.inf)[:, None, None]
+        memory_RD = self.encode(source_BS, unseen_B11S)
+        memory_LBHSW = torch.stack([_heads(asking.KV(memory_RD), n, config.n_heads) for _, asking, _ in self.decoder])
+        memory_LBHSW = _widen(memory_LBHSW, 3, in_lanes(n_source))
         return Cells(
-            memory_key_LBHSK=state.memory_key_LBHSK,
-            memory_value_LBHSU=state.memory_value_LBHSU,
-            unseen_B11S=unseen_BS.masked_fill_(~state.memory_visible_BS, -torch.inf)[:, None, None],
-            n_source=unseen_BS.shape[1],
-            key_LBHCK=self.table_VD.new_empty(*empty, config.d_k),
-            value_LBHCU=self.table_VD.new_empty(*empty, config.d_v),
-            hidden_BKC=self.table_VD.new_empty(n, 1, 0),
-            length_B=torch.zeros(n, dtype=torch.long, device=device),
+            memory_key_LBHKS=memory_LBHSW[..., : config.d_k].transpose(3, 4).contiguous(),
+            memory_value_LBHSU=memory_LBHSW[..., config.d_k :].contiguous(),
+            unseen_B11S=_widen(unseen_B11S, 3, in_lanes(n_source), -torch.inf),
+            n_source=in_lanes(n_source),
+            cell_LBHCW=memory_LBHSW[:, :, :, :0],
+            hidden_BKC=self.target_VD.new_empty(n, 1, 0),
+            length_B=torch.zeros(n, dtype=torch.long, device=source_BS.device),
             longest=0,
         )
 
+    def encode(self, source_BS: Tensor, unseen_B11S: Tensor) -> Tensor:
+        """The memory of all sentences, position after position."""
+        (n, n_source), n_heads, d_k = source_BS.shape, self.config.n_heads, self.config.d_k
+        x_RD = (self.source_VD[source_BS] + self._positions(0, n_source)[:n_source]).flatten(0, 1)
+        for attending, thinking in self.encoder:
+            query_RP, key_value_RP = attending.Q_KV(x_RD).split([n_heads * d_k, n_heads * (d_k + self.config.d_v)], 1)
+            query_XSK = _heads(query_RP, n, n_heads).flatten(0, 1)
+            past_XSW = _heads(key_value_RP, n, n_heads).flatten(0, 1)
+            head_XSU = attend(query_XSK, past_XSW[..., :d_k].transpose(1, 2), past_XSW[..., d_k:], unseen_B11S)
+            x_RD = attending.norm(attending.O(_rows(head_XSU, n)).add_(x_RD))
+            x_RD = self._think(thinking, x_RD)
+        return x_RD
+
+    def _think(self, thinking: Thinking, x_RD: Tensor) -> Tensor:
+        return thinking.norm(thinking.two(self.activation(thinking.one(x_RD))).add_(x_RD))
+
     @torch.no_grad()
-    def step(self, last_R: Tensor, state: Cells) -> tuple[Tensor, Cells]:
-        state = state.with_room_for_a_step()
-        n_sentences, n_kept, n_heads = state.n_sentences, state.hidden_BKC.shape[1], self.config.n_heads
-        end, B1 = (state.longest + 1) * n_kept, torch.arange(n_sentences, device=last_R.device)[:, None]
-        cell_BK = state.length_B[:, None] * n_kept + torch.arange(n_kept, device=last_R.device)
-        own_KK = torch.eye(n_kept, device=last_R.device, dtype=state.hidden_BKC.dtype).log()  # 0 at its own, else -inf
-        state.hidden_BKC.scatter_(2, cell_BK[:, None].expand(-1, n_kept, -1), own_KK.expand(n_sentences, -1, -1))
-        hidden_B1KC, unseen_B11S = state.hidden_BKC[:, None, :, :end], state.unseen_B11S[..., : state.n_source]
-        if state.longest >= len(self.position_TD):
-            self.position_TD = self._positions(2 * state.longest)
-        x_BKD = self.table_VD[last_R].view(n_sentences, n_kept, -1) + self.position_TD[state.length_B][:, None]
-        x_RD = x_BKD.flatten(0, 1)
-
-        def heads(x_RP: Tensor) -> Tensor:
-            return x_RP.view(n_sentences, n_kept, n_heads, -1).transpose(1, 2)
-
-        def rows(head_BHKU: Tensor) -> Tensor:
-            return head_BHKU.transpose(1, 2).reshape(len(last_R), -1)
-
-        widths = [n_heads * width for width in (self.config.d_k, self.config.d_k, self.config.d_v)]
-        for i, layer in enumerate(self.layers):
-            query, key, value = (heads(part) for part in layer.QKV(x_RD).split(widths, 1))
-            key_BHCK, value_BHCU = state.key_LBHCK[i], state.value_LBHCU[i]
-            key_BHCK[B1, :, cell_BK], value_BHCU[B1, :, cell_BK] = key.transpose(1, 2), value.transpose(1, 2)
-            head = F.scaled_dot_product_attention(query, key_BHCK[:, :, :end], value_BHCU[:, :, :end], hidden_B1KC)
-            x_RD = layer.self_norm(x_RD + layer.self_O(rows(head)))
-            head = F.scaled_dot_product_attention(
-                heads(layer.Q(x_RD)),
-                state.memory_key_LBHSK[i, :, :, : state.n_source],
-                state.memory_value_LBHSU[i, :, :, : state.n_source],
+    def step(self, last_R: Tensor, state: Cells) -> tuple[Peaks, Cells]:
+        state, cell_BK, x_RD = self._begin(last_R, state)
+        n, n_cells = state.n_sentences, state.hidden_BKC.shape[2]
+        n_heads, d_k, n_source, end = self.config.n_heads, self.config.d_k, state.n_source, state.end
+        hidden_B1KC, unseen_B11S = state.hidden_BKC[:, None, :, :end], state.unseen_B11S[..., :n_source]
+        first_B1H = torch.arange(0, n * n_heads * n_cells, n_cells, device=last_R.device).view(n, 1, n_heads)
+        place_BKH = first_B1H + cell_BK[..., None]
+        for i, (attending, asking, thinking) in enumerate(self.decoder):
+            query_RP, new_RP = attending.Q_KV(x_RD).tensor_split([n_heads * d_k], 1)
+            cell_BHCW = state.cell_LBHCW[i]
+            cell_BHCW.view(-1, cell_BHCW.shape[3]).index_copy_(
+                0, place_BKH.flatten(), new_RP.reshape(-1, cell_BHCW.shape[3])
+            )
+            past_XCW = cell_BHCW.view(-1, *cell_BHCW.shape[2:])[:, :end]
+            query_XKK = _heads(query_RP, n, n_heads).flatten(0, 1)
+            head_XKU = attend(query_XKK, past_XCW[..., :d_k].transpose(1, 2), past_XCW[..., d_k:], hidden_B1KC)
+            x_RD = attending.norm(attending.O(_rows(head_XKU, n)).add_(x_RD))
+            head_XKU = attend(
+                _heads(asking.Q(x_RD), n, n_heads).flatten(0, 1),
+                state.memory_key_LBHKS[i].flatten(0, 1)[..., :n_source],
+                state.memory_value_LBHSU[i].flatten(0, 1)[:, :n_source],
                 unseen_B11S,
             )
-            x_RD = layer.memory_norm(x_RD + layer.memory_O(rows(head)))
-            x_RD = layer.norm(x_RD + layer.two(self.activation(layer.one(x_RD))))
-        state = replace(state, length_B=state.length_B + 1, longest=state.longest + 1)
-        return self.output(x_RD), state
+            x_RD = asking.norm(asking.O(_rows(head_XKU, n)).add_(x_RD))
+            x_RD = self._think(thinking, x_RD)
+        return self.peaks(x_RD), replace(state, length_B=state.length_B + 1, longest=state.longest + 1)
+
+    def _begin(self, last_R: Tensor, state: Cells) -> tuple[Cells, Tensor, Tensor]:
+        """Where what is new of each hypothesis goes, cell_BK, which it sees from now on; and it itself, x_RD."""
+        state, cell_BK = state.with_free_cells()
+        n, n_kept = cell_BK.shape
+        own_KK = torch.eye(n_kept, device=last_R.device, dtype=state.hidden_BKC.dtype).log()  # 0 at its own, else -inf
+        state.hidden_BKC.scatter_(2, cell_BK[:, None].expand(-1, n_kept, -1), own_KK.expand(n, -1, -1))
+        position_B1D = self._positions(1, state.longest + 1)[state.length_B][:, None]
+        x_RD = (self.target_VD[last_R].view(n, n_kept, -1) + position_B1D).flatten(0, 1)
+        return state, cell_BK, x_RD
+
+    def peaks(self, x_RD: Tensor) -> Peaks:
+        n_rows, n = len(x_RD), self.config.target_vocab_size
+        ready = self.output.ready(x_RD)
+        if n_rows <= FEW_ROWS:
+            return Peaks.of(self.output.of(ready))
+        blocks = range(0, n, BLOCK)
+        logits_JRV = x_RD.new_empty(len(blocks), n_rows, BLOCK)
+
+        def made() -> Iterator[int]:
+            for j, first in enumerate(blocks):
+                n_block = min(BLOCK, n - first)
+                self.output.into(logits_JRV[j, :, :n_block], ready, slice(first, first + n_block))
+                if n_block < BLOCK:
+                    logits_JRV[j, :, n_block:] = -torch.inf
+                yield j
+
+        return Peaks.of_blocks(logits_JRV, n, made())
+
+
+def _heads(x_RP: Tensor, n_sentences: int, n_heads: int) -> Tensor:
+    """(B, H, Q, width of a head)"""
+    return x_RP.view(n_sentences, -1, n_heads, x_RP.shape[1] // n_heads).transpose(1, 2)
+
+
+def _rows(head_XQU: Tensor, n_sentences: int) -> Tensor:
+    return head_XQU.unflatten(0, (n_sentences, -1)).transpose(1, 2).flatten(2).flatten(0, 1)

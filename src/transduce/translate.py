@@ -26,7 +26,10 @@ from transduce.config import DecodeConfig, RunConfig
 from transduce.data.subword import SUBWORDS, Subwords
 from transduce.decoding import Hypothesis, Queue, Sentence, Stepper, search
 from transduce.errors import ConfigError, ModelFolderError
+from transduce.fast.cpu import keep_memory
 from transduce.model import Transformer
+from transduce.native_stepper import NativeStepper
+from transduce.native_stepper import why_not as why_not_native
 from transduce.ops import settle_kernels
 from transduce.segments import Segment, longest_repeat, split
 from transduce.spelling import LINE_BREAKS, one_line, whole_characters
@@ -128,6 +131,8 @@ class Translator:
         self.origin, self.settings, self.batch_size = origin or Origin(), settings or config.decode, batch_size
         self.device, self.precision = next(model.parameters()).device, precision
         settle_kernels(self.device)
+        if self.device.type == "cpu":
+            keep_memory()
         if precision == "int8" and (reason := self._why_slow()) is not None:
             raise ConfigError(f"there is no int8 where {reason}: take float32")
         self.rules = one_line(subwords, config.model)
@@ -169,7 +174,11 @@ class Translator:
     @cached_property
     def stepper(self) -> Stepper[Any]:
         """What the search asks: the model, or the same faster. On a GPU that is still to be measured."""
-        return self.model if self._why_slow() is not None else FastStepper(self.model, self.precision)
+        if self._why_slow() is not None:
+            return self.model
+        if self.precision == "int8" and why_not_native(self.config.model) is None:
+            return NativeStepper(self.model)
+        return FastStepper(self.model, self.precision)
 
     def translate(
         self, texts: Sequence[str], to: str | None = None, *, with_details: bool = False, prefix: str = ""

@@ -1,0 +1,128 @@
+"""`native.c`, compiled once by this machine's own compiler and kept: the int8 decoder between its products.
+
+There need not be a compiler: then `why_not` says so, and the same is done by PyTorch, more slowly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("native.c")
+# Sums may be added up in any order. Not -ffast-math, which would change how the whole process treats small numbers.
+FLAGS = (
+    "-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
+    "-fassociative-math", "-freciprocal-math", "-ffinite-math-only", "-shared", "-fPIC",
+)  # fmt: skip
+WIDE = ("-mprefer-vector-width=512",)
+"""On x86, where compilers else stop at 256 bits."""
+SECONDS = 60
+
+
+class CompilerError(Exception):
+    """There is none, or it failed."""
+
+
+# As native.c has them, field by field.
+
+_X, _N = ctypes.c_void_p, ctypes.c_int64
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = (("packed", _X), ("sum", _X), ("scale", _X), ("bias", _X), ("n_in", _N), ("n_out", _N))
+
+
+class Norm(ctypes.Structure):
+    _fields_ = (("gain", _X), ("bias", _X), ("eps", ctypes.c_float))
+
+
+class Layer(ctypes.Structure):
+    _fields_ = (
+        ("Q_KV", Matrix), ("O", Matrix), ("attending", Norm), ("memory_Q", Matrix), ("memory_KV", Matrix),
+        ("memory_O", Matrix), ("asking", Norm), ("one", Matrix), ("two", Matrix), ("thinking", Norm),
+    )  # fmt: skip
+
+
+class Model(ctypes.Structure):
+    _fields_ = (
+        ("encoder", ctypes.POINTER(Layer)), ("decoder", ctypes.POINTER(Layer)), ("output", Matrix), ("n_encoder", _N),
+        ("n_decoder", _N), ("n_heads", _N), ("d_k", _N), ("d_v", _N), ("d_model", _N), ("d_ff", _N),
+    )  # fmt: skip
+
+
+class State(ctypes.Structure):
+    _fields_ = (
+        ("cells", _X), ("cell", _X), ("hidden", _X), ("keys", _X), ("values", _X), ("n_source", _X),
+        ("n_sentences", _N), ("n_kept", _N), ("n_cells", _N), ("end", _N), ("lanes", _N),
+    )  # fmt: skip
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Raises CompilerError where there can be none."""
+    return load(built())
+
+
+def load(path: Path) -> ctypes.CDLL:
+    found, model = ctypes.CDLL(str(path)), ctypes.POINTER(Model)
+    for name, kinds in {
+        "pack": [_X, _N, _N, _X, _X],
+        "multiply": [_X, _N, ctypes.POINTER(Matrix), _X],
+        "encode": [model, _X, _X, _X, _X, _N, _N, _N],
+        "step": [model, ctypes.POINTER(State), _X, _X, _X, _X, _X],
+        "look": [model, _X, _X, _X, _X, _X, _N, _X],
+    }.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = kinds, None
+    return found
+
+
+def why_not() -> str | None:
+    try:
+        library()
+    except CompilerError as error:
+        return str(error)
+    return None
+
+
+def built() -> Path:
+    """The compiled file, in the user's cache. Made under another name first, so that nobody loads half of it."""
+    compiler = os.environ.get("CC") or "cc"
+    if shutil.which(compiler) is None:
+        raise CompilerError(f"there is no C compiler {compiler!r}")
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    command = [compiler, *FLAGS, *(WIDE if is_x86 else ())]
+    known = "\n".join([*command, _processor(), SOURCE.read_text(encoding="utf-8")])
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transduce"
+    path = cache / f"native-{hashlib.sha256(known.encode()).hexdigest()[:16]}.so"
+    if path.exists():
+        return path
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as place:
+            made = Path(place) / path.name
+            subprocess.run(
+                [*command, "-o", str(made), str(SOURCE), "-lm"], check=True, capture_output=True, timeout=SECONDS
+            )
+            made.replace(path)
+    except subprocess.CalledProcessError as error:
+        raise CompilerError(f"{compiler} failed: {error.stderr.decode(errors='replace').strip()[:200]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompilerError(f"{compiler} failed: {error}") from error
+    return path
+
+
+def _processor() -> str:
+    """What -march=native depends on: a home may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.machine())

@@ -1,0 +1,137 @@
+"""The int8 model by `native.c`: one call for the encoder, one for a step. Its slow twin is `FastStepper` in int8."""
+
+# Axes: as in stepper.py.
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transduce import native
+from transduce.config import ModelConfig
+from transduce.model import Transformer
+from transduce.peaks import GROUP, Peaks
+from transduce.stepper import Asking, Attending, Cells, FastStepper, Int8Product, Norm, Product, Thinking, in_lanes
+
+ROWS, INPUTS, COLUMNS = 32, 64, 32
+"""Of these products take multiples: what is missing is filled up."""
+
+
+def why_not(config: ModelConfig) -> str | None:
+    """Beside what keeps `FastStepper` from it."""
+    return native.why_not() if config.activation == "relu" else f"model.activation is {config.activation}"
+
+
+class NativeStepper(FastStepper):
+    def __init__(self, model: Transformer) -> None:
+        assert why_not(model.config) is None
+        super().__init__(model, "int8")
+        config, self.kernels = self.config, native.library()
+        self.held: list[Any] = []
+        """What `self.native` points to."""
+        encoder, decoder = (self._layers(stack) for stack in (self.encoder, self.decoder))
+        self.native = native.Model(
+            encoder, decoder, self._matrix(self.output), len(self.encoder), len(self.decoder), config.n_heads,
+            config.d_k, config.d_v, config.d_model, config.d_ff,
+        )  # fmt: skip
+
+    def _layers(self, stack: list[Any]) -> Any:
+        """Those of an encoder have nothing in the places of the memory."""
+        found = (native.Layer * len(stack))()
+        for own, sub_layers in zip(found, stack, strict=True):
+            for sub_layer in sub_layers:
+                if isinstance(sub_layer, Attending):
+                    own.Q_KV, own.O = self._matrix(sub_layer.Q_KV), self._matrix(sub_layer.O)
+                    own.attending = self._norm(sub_layer.norm)
+                elif isinstance(sub_layer, Asking):
+                    own.memory_Q, own.memory_KV = self._matrix(sub_layer.Q), self._matrix(sub_layer.KV)
+                    own.memory_O, own.asking = self._matrix(sub_layer.O), self._norm(sub_layer.norm)
+                elif isinstance(sub_layer, Thinking):
+                    own.one, own.two = self._matrix(sub_layer.one), self._matrix(sub_layer.two)
+                    own.thinking = self._norm(sub_layer.norm)
+        self.held.append(found)
+        return found
+
+    def _matrix(self, product: Product) -> native.Matrix:
+        assert isinstance(product, Int8Product)
+        n_in, n_out = product.W_NF.shape
+        packed = torch.empty(_up(n_in, INPUTS) * _up(n_out, COLUMNS), dtype=torch.int8)
+        sums = torch.empty(_up(n_out, COLUMNS), dtype=torch.int32)
+        columns_FN = product.W_NF.T.contiguous()
+        self.kernels.pack(columns_FN.data_ptr(), n_in, n_out, packed.data_ptr(), sums.data_ptr())
+        self.held.append((packed, sums, product))
+        bias = None if product.b_F is None else product.b_F.data_ptr()
+        return native.Matrix(packed.data_ptr(), sums.data_ptr(), product.scale_F.data_ptr(), bias, n_in, n_out)
+
+    def _norm(self, norm: Norm) -> native.Norm:
+        self.held.append(norm)
+        return native.Norm(norm.gain_D.data_ptr(), norm.bias_D.data_ptr(), norm.eps)
+
+    @torch.no_grad()
+    def start(self, source_BS: Tensor, prefix_BT: Tensor | None = None) -> Cells:
+        assert prefix_BT is None, "a search forces its prefix, token by token"
+        config, (n, n_source), lanes = self.config, source_BS.shape, in_lanes(source_BS.shape[1])
+        x_BSD = self.source_VD[source_BS] + self._positions(0, n_source)[:n_source]
+        is_token_BS = source_BS != config.pad_id
+        length_B = is_token_BS.sum(1)
+        shape = (len(self.decoder), n, config.n_heads)
+        key_LBHKS, value_LBHSU = torch.zeros(*shape, config.d_k, lanes), torch.zeros(*shape, lanes, config.d_v)
+        self.kernels.encode(
+            self.native, x_BSD.data_ptr(), length_B.data_ptr(), key_LBHKS.data_ptr(), value_LBHSU.data_ptr(), n,
+            n_source, lanes,
+        )  # fmt: skip
+        unseen_BS = torch.zeros(n, n_source).masked_fill_(~is_token_BS, -torch.inf)
+        return Cells(
+            memory_key_LBHKS=key_LBHKS,
+            memory_value_LBHSU=value_LBHSU,
+            unseen_B11S=F.pad(unseen_BS, (0, lanes - n_source), value=-torch.inf)[:, None, None],
+            n_source=lanes,
+            cell_LBHCW=torch.empty(*shape, 0, config.d_k + config.d_v),
+            hidden_BKC=torch.empty(n, 1, 0),
+            length_B=torch.zeros(n, dtype=torch.long),
+            longest=0,
+        )
+
+    @torch.no_grad()
+    def step(self, last_R: Tensor, state: Cells) -> tuple[Peaks, Cells]:
+        state, cell_BK, x_RD = self._begin(last_R, state)
+        n, n_kept, n_cells = state.hidden_BKC.shape
+        length_B = (state.unseen_B11S == 0).sum(3).flatten()
+        given = native.State(
+            state.cell_LBHCW.data_ptr(), cell_BK.data_ptr(), state.hidden_BKC.data_ptr(),
+            state.memory_key_LBHKS.data_ptr(), state.memory_value_LBHSU.data_ptr(), length_B.data_ptr(), n, n_kept,
+            n_cells, state.end, state.unseen_B11S.shape[3],
+        )  # fmt: skip
+        n_rows, config = len(last_R), self.config
+        out_RD = torch.empty(_up(n_rows, ROWS), _up(config.d_model, INPUTS), dtype=torch.int8)
+        scale_R = torch.empty(n_rows)
+        peak_RN, log_sum_R1 = torch.empty(n_rows, _up(config.target_vocab_size, GROUP) // GROUP), torch.empty(n_rows, 1)
+        self.kernels.step(
+            self.native, ctypes.byref(given), x_RD.data_ptr(), out_RD.data_ptr(), scale_R.data_ptr(),
+            peak_RN.data_ptr(), log_sum_R1.data_ptr(),
+        )  # fmt: skip
+        output = self.output
+        assert isinstance(output, Int8Product)
+
+        def look(row: Tensor, group: Tensor) -> Tensor:
+            found = torch.empty(*row.shape, GROUP)
+            self.kernels.look(
+                self.native, output.W_NF.data_ptr(), out_RD.data_ptr(), scale_R.data_ptr(), row.data_ptr(),
+                group.data_ptr(), row.numel(), found.data_ptr(),
+            )  # fmt: skip
+            return found
+
+        def logits() -> Tensor:
+            return output.of((out_RD[:n_rows, : config.d_model].contiguous(), scale_R[:, None]))
+
+        after = replace(state, length_B=state.length_B + 1, longest=state.longest + 1)
+        return Peaks(peak_RN, log_sum_R1, look, logits), after
+
+
+def _up(n: int, to: int) -> int:
+    return -(-n // to) * to
