@@ -392,10 +392,10 @@ def test_of_any_number_of_equals_the_first_are_taken() -> None:
 def test_the_best_of_few_are_the_best_of_all_or_are_not_told() -> None:
     """Logits of few values, so that there are many equals; some tokens forbidden; some hypotheses ended."""
     n_vocabulary, n_kept, n_told = 300, 4, 0
-    settings = DecodeConfig(beam_size=n_kept)
     sentences = [Sentence(i, [3, END]) for i in range(3)]
     for seed in range(200):
         torch.manual_seed(seed)
+        settings = DecodeConfig(beam_size=n_kept, min_length=seed % 3)
         steps = 2.0 ** (seed % 12 - 4)
         logits_RV = (torch.randn(3 * n_kept, n_vocabulary) * 3 * steps).round() / steps
         penalty_AV = torch.zeros(2, n_vocabulary).masked_fill(torch.rand(2, n_vocabulary) < seed % 5 / 10, -torch.inf)
@@ -407,8 +407,9 @@ def test_the_best_of_few_are_the_best_of_all_or_are_not_told() -> None:
             log_prob_BK=torch.where(is_open_BK, -(torch.rand(3, n_kept) * steps).round() / steps, -torch.inf),
             n_ended_B=n_ended_B,
             state_BK=torch.randint(0, 2, (3, n_kept)),
+            length_B=torch.tensor([0, 1, 2]),
         )
-        if (found := best_of_few(beams, Peaks.of(logits_RV), rules)) is None:
+        if (found := best_of_few(beams, Peaks.of(logits_RV), rules, settings.min_length, END)) is None:
             continue
         n_told += 1
         log_prob_RV = logits_RV - Peaks.of(logits_RV).log_sum_R1

@@ -150,9 +150,9 @@ def _open(value_BC: Tensor, parent_BC: Tensor, token_BC: Tensor, n_open_B1: Tens
     )
 
 
-def best_of_few(beams: Beams, peaks: Peaks, rules: Rules) -> Chosen | None:
+def best_of_few(beams: Beams, peaks: Peaks, rules: Rules, least: int, eos_id: int) -> Chosen | None:
     """What `best` finds, to the bit, from the few groups of tokens that have the highest peaks. None where they are not
-    enough: too many tokens are forbidden, or one as good was not looked at."""
+    enough: too many tokens are forbidden, or one as good was not looked at. `least`: shorter ones may not end."""
     n_sentences, n_kept = beams.log_prob_BK.shape
     n_groups, n_looked_at = peaks.peak_RN.shape[1], n_kept + 1 + SPARE
     if n_kept * n_groups < n_looked_at:
@@ -166,6 +166,11 @@ def best_of_few(beams: Beams, peaks: Peaks, rules: Rules) -> Chosen | None:
     log_prob_BNW = peaks.look(row_BN, group_BN).float() - log_sum_R1[row_BN]
     penalty_ANW = in_groups(rules.penalty_AV, -torch.inf)
     allowed_BNW = log_prob_BNW.add_(penalty_ANW[beams.state_BK.gather(1, parent_BN), group_BN])
+    if least > 0:
+        is_end_BNW = (group_BN == eos_id // GROUP)[..., None] & (torch.arange(GROUP) == eos_id % GROUP).to(
+            row_BN.device
+        )
+        allowed_BNW.masked_fill_(is_end_BNW & (beams.length_B < least)[:, None, None], -torch.inf)
     candidate_BC = allowed_BNW.add_(so_far_R1[row_BN]).flatten(1)
     n_open_B1 = (n_kept - beams.n_ended_B)[:, None]
     value_BC, place_BC = _first_of_equals(candidate_BC, n_kept + 1, n_open_B1)
@@ -356,8 +361,8 @@ def advance(
 ) -> tuple[Beams, Tensor]:
     """The hypotheses one token on, and of which before it each is a continuation, parent_BK."""
     n_kept = beams.log_prob_BK.shape[1]
-    is_plain = not (settings.min_length or settings.no_repeat_ngram or beams.forced_BT.shape[1])
-    chosen = best_of_few(beams, peaks, rules) if choose is best and is_plain else None
+    is_plain = choose is best and not (settings.no_repeat_ngram or beams.forced_BT.shape[1])
+    chosen = best_of_few(beams, peaks, rules, settings.min_length, eos_id) if is_plain else None
     if chosen is None:
         log_prob_RV = peaks.logits().float() - peaks.log_sum_R1.float()
         allowed_RV = restrict(beams, log_prob_RV, settings, rules, eos_id)

@@ -110,6 +110,20 @@ static void times_vnni(const int8_t *x, int64_t n_rows, int64_t n_k, const int8_
         }
 }
 
+/* One row, 32 columns. */
+static inline void times_one(const int8_t *x, int64_t n_k, const int8_t *w, const int32_t *sum, int32_t *out) {
+    __m512i left = _mm512_setzero_si512(), right = _mm512_setzero_si512();
+    for (int64_t k = 0; k < n_k; k += 4) {
+        int32_t four;
+        memcpy(&four, x + k, 4);
+        __m512i all = _mm512_set1_epi32(four ^ (int32_t)0x80808080);
+        left = _mm512_dpbusd_epi32(left, all, _mm512_loadu_si512(w + k * 16));
+        right = _mm512_dpbusd_epi32(right, all, _mm512_loadu_si512(w + (n_k + k) * 16));
+    }
+    _mm512_storeu_si512(out, _mm512_sub_epi32(left, _mm512_slli_epi32(_mm512_loadu_si512(sum), 7)));
+    _mm512_storeu_si512(out + 16, _mm512_sub_epi32(right, _mm512_slli_epi32(_mm512_loadu_si512(sum + 16), 7)));
+}
+
 /* Some columns; `first` is a multiple of 32. Rows of `out` are as long as up(n_columns, 32). */
 static void times(const int8_t *x, int64_t n_rows, const matrix *m, int64_t first, int64_t n_columns, int32_t *out) {
     int64_t n_k = up(m->n_in, 64);
@@ -429,21 +443,35 @@ void step(const model *m, const state *s, float *x, int8_t *out, float *out_scal
     free(whole);
 }
 
-/* The logits of some groups again. columns: of the output's weights, one after another. */
-void look(const model *m, const int8_t *columns, const int8_t *x, const float *x_scale, const int64_t *row,
-          const int64_t *group, int64_t n_looks, float *out) {
+/* The logits of some groups again: 32 columns of one row each. */
+void look(const model *m, const int8_t *x, const float *x_scale, const int64_t *row, const int64_t *group,
+          int64_t n_looks, float *out) {
     const matrix *by = &m->output;
-    const int64_t n = by->n_in, stride = up(n, 64);
+    const int64_t n_k = up(by->n_in, 64);
     for (int64_t i = 0; i < n_looks; i++) {
         int64_t first = group[i] * GROUP, n_own = by->n_out - first < GROUP ? by->n_out - first : GROUP;
         int32_t whole[GROUP];
-        for (int64_t c = 0; c < n_own; c++) {
-            const int8_t *own = x + row[i] * stride, *weight = columns + (first + c) * n;
-            int32_t sum = 0;
-            for (int64_t d = 0; d < n; d++) sum += (int32_t)own[d] * weight[d];
-            whole[c] = sum;
-        }
+        times_one(x + row[i] * n_k, n_k, by->packed + first * n_k, by->sum + first, whole);
         real(whole, x_scale[row[i]], by, first, n_own, out + i * GROUP);
         for (int64_t c = n_own; c < GROUP; c++) out[i * GROUP + c] = LOWEST;
     }
+}
+
+/* For each hypothesis the first cell that none of its sentence has in its past, which it alone sees from now on.
+   Where the last of all that are seen ends; -1, and nothing changed, where there are too few. */
+int64_t take_cells(float *hidden, int64_t n_sentences, int64_t n_kept, int64_t n_cells, int64_t *cell) {
+    int64_t end = 0;
+    for (int64_t b = 0; b < n_sentences; b++) {
+        const float *own = hidden + b * n_kept * n_cells;
+        int64_t n = 0;
+        for (int64_t c = 0; c < n_cells; c++) {
+            int is_seen = 0;
+            for (int64_t k = 0; k < n_kept; k++) is_seen |= own[k * n_cells + c] == 0;
+            if (!is_seen && n < n_kept) cell[b * n_kept + n++] = c, is_seen = 1;
+            if (is_seen && c >= end) end = c + 1;
+        }
+        if (n < n_kept) return -1;
+    }
+    for (int64_t row = 0; row < n_sentences * n_kept; row++) hidden[row * n_cells + cell[row]] = 0;
+    return end;
 }

@@ -77,10 +77,11 @@ def load(path: Path) -> ctypes.CDLL:
         "multiply": [_X, _N, ctypes.POINTER(Matrix), _X],
         "encode": [model, _X, _X, _X, _X, _N, _N, _N],
         "step": [model, ctypes.POINTER(State), _X, _X, _X, _X, _X],
-        "look": [model, _X, _X, _X, _X, _X, _N, _X],
+        "look": [model, _X, _X, _X, _X, _N, _X],
     }.items():
         function = getattr(found, name)
         function.argtypes, function.restype = kinds, None
+    found.take_cells.argtypes, found.take_cells.restype = [_X, _N, _N, _N, _X], _N
     return found
 
 

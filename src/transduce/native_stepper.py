@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transduce import native
+import transduce.native as native
 from transduce.config import ModelConfig
 from transduce.model import Transformer
 from transduce.peaks import GROUP, Peaks
@@ -78,11 +78,11 @@ class NativeStepper(FastStepper):
         config, (n, n_source), lanes = self.config, source_BS.shape, in_lanes(source_BS.shape[1])
         x_BSD = self.source_VD[source_BS] + self._positions(0, n_source)[:n_source]
         is_token_BS = source_BS != config.pad_id
-        length_B = is_token_BS.sum(1)
+        source_B = is_token_BS.sum(1)
         shape = (len(self.decoder), n, config.n_heads)
         key_LBHKS, value_LBHSU = torch.zeros(*shape, config.d_k, lanes), torch.zeros(*shape, lanes, config.d_v)
         self.kernels.encode(
-            self.native, x_BSD.data_ptr(), length_B.data_ptr(), key_LBHKS.data_ptr(), value_LBHSU.data_ptr(), n,
+            self.native, x_BSD.data_ptr(), source_B.data_ptr(), key_LBHKS.data_ptr(), value_LBHSU.data_ptr(), n,
             n_source, lanes,
         )  # fmt: skip
         unseen_BS = torch.zeros(n, n_source).masked_fill_(~is_token_BS, -torch.inf)
@@ -90,6 +90,7 @@ class NativeStepper(FastStepper):
             memory_key_LBHKS=key_LBHKS,
             memory_value_LBHSU=value_LBHSU,
             unseen_B11S=F.pad(unseen_BS, (0, lanes - n_source), value=-torch.inf)[:, None, None],
+            source_B=source_B,
             n_source=lanes,
             cell_LBHCW=torch.empty(*shape, 0, config.d_k + config.d_v),
             hidden_BKC=torch.empty(n, 1, 0),
@@ -97,15 +98,23 @@ class NativeStepper(FastStepper):
             longest=0,
         )
 
+    def _with_cells(self, state: Cells) -> tuple[Cells, Tensor, int]:
+        """For each hypothesis a cell that nobody needed, which it sees from now on; and where all cells end."""
+        n, n_kept, n_cells = state.hidden_BKC.shape
+        cell_BK = torch.empty(n, n_kept, dtype=torch.long)
+        end = self.kernels.take_cells(state.hidden_BKC.data_ptr(), n, n_kept, n_cells, cell_BK.data_ptr())
+        return (state, cell_BK, end) if end >= 0 else self._with_cells(state.with_more_cells())
+
     @torch.no_grad()
     def step(self, last_R: Tensor, state: Cells) -> tuple[Peaks, Cells]:
-        state, cell_BK, x_RD = self._begin(last_R, state)
+        state, cell_BK, end = self._with_cells(state)
         n, n_kept, n_cells = state.hidden_BKC.shape
-        length_B = (state.unseen_B11S == 0).sum(3).flatten()
+        position_B1D = self._positions(1, state.longest + 1)[state.length_B][:, None]
+        x_RD = (self.target_VD[last_R].view(n, n_kept, -1) + position_B1D).flatten(0, 1)
         given = native.State(
             state.cell_LBHCW.data_ptr(), cell_BK.data_ptr(), state.hidden_BKC.data_ptr(),
-            state.memory_key_LBHKS.data_ptr(), state.memory_value_LBHSU.data_ptr(), length_B.data_ptr(), n, n_kept,
-            n_cells, state.end, state.unseen_B11S.shape[3],
+            state.memory_key_LBHKS.data_ptr(), state.memory_value_LBHSU.data_ptr(), state.source_B.data_ptr(), n,
+            n_kept, n_cells, end, state.unseen_B11S.shape[3],
         )  # fmt: skip
         n_rows, config = len(last_R), self.config
         out_RD = torch.empty(_up(n_rows, ROWS), _up(config.d_model, INPUTS), dtype=torch.int8)
@@ -121,7 +130,7 @@ class NativeStepper(FastStepper):
         def look(row: Tensor, group: Tensor) -> Tensor:
             found = torch.empty(*row.shape, GROUP)
             self.kernels.look(
-                self.native, output.W_NF.data_ptr(), out_RD.data_ptr(), scale_R.data_ptr(), row.data_ptr(),
+                self.native, out_RD.data_ptr(), scale_R.data_ptr(), row.data_ptr(),
                 group.data_ptr(), row.numel(), found.data_ptr(),
             )  # fmt: skip
             return found

@@ -51,7 +51,8 @@ class Peaks:
             return logits_JRV.transpose(0, 1).flatten(1)[:, :n_vocabulary]
 
         log_sum_R1 = sums[0] if len(sums) == 1 else torch.cat(sums, 1).logsumexp(1, keepdim=True)
-        return cls(peaks[0] if len(peaks) == 1 else torch.cat(peaks, 1), log_sum_R1, look, logits)
+        peak_RN = torch.cat(peaks, 1)[:, : -(-n_vocabulary // GROUP)]  # groups past the last are none
+        return cls(peak_RN, log_sum_R1, look, logits)
 
 
 def in_groups(x: Tensor, fill: float) -> Tensor:

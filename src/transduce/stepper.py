@@ -151,7 +151,8 @@ class Asking(NamedTuple):
         scale, widths = (W_Q.W.shape[1] // n_heads) ** -0.5, list(W_KV.widths.values())
 
         def arranged(x: Tensor) -> Tensor:
-            return _by_head(*x.detach().split(widths, -1), n_heads)
+            key, value = x.detach().split(widths, -1)
+            return _by_head(key, value, n_heads)
 
         return cls(
             make(W_Q.W * scale, None if W_Q.b is None else W_Q.b * scale),
@@ -196,6 +197,8 @@ class Cells:
     memory_value_LBHSU: Tensor
     unseen_B11S: Tensor
     """-inf at padding, else 0."""
+    source_B: Tensor
+    """Tokens of each source."""
     n_source: int
     """No source is longer; what is past it is room."""
     cell_LBHCW: Tensor
@@ -222,12 +225,13 @@ class Cells:
         if sentences_B is None:
             return replace(self, hidden_BKC=hidden_BKC)
         length_B, unseen_B11S = self.length_B[sentences_B], self.unseen_B11S[sentences_B]
-        n_source = in_lanes(_longest((unseen_B11S == 0).sum(3).flatten()))
-        n_cells = in_lanes(_end(hidden_BKC))
+        source_B = self.source_B[sentences_B]
+        n_source, n_cells = in_lanes(_longest(source_B)), in_lanes(_end(hidden_BKC))
         return Cells(
             memory_key_LBHKS=self.memory_key_LBHKS[..., :n_source].index_select(1, sentences_B),
             memory_value_LBHSU=self.memory_value_LBHSU[:, :, :, :n_source].index_select(1, sentences_B),
             unseen_B11S=unseen_B11S[..., :n_source].contiguous(),
+            source_B=source_B,
             n_source=n_source,
             cell_LBHCW=self.cell_LBHCW[:, :, :, :n_cells].index_select(1, sentences_B),
             hidden_BKC=hidden_BKC[..., :n_cells].contiguous(),
@@ -251,8 +255,7 @@ class Cells:
         for name, axis in AXES.items():
             if has_past or name != "cell_LBHCW":  # what is in cells that nobody sees is all one
                 getattr(wide, name).index_copy_(axis, places, getattr(other, name))
-        n_source = in_lanes(_longest((wide.unseen_B11S == 0).sum(3).flatten()))
-        return replace(wide, n_source=n_source, longest=_longest(wide.length_B))
+        return replace(wide, n_source=in_lanes(_longest(wide.source_B)), longest=_longest(wide.length_B))
 
     def _as_wide_as(self, other: Cells) -> Cells:
         """With room for as many positions and cells."""
@@ -283,11 +286,16 @@ class Cells:
             cell_BK = torch.where(is_needed_BC, n_cells, free_BC).topk(n_kept, largest=False).values
             if self.n_sentences == 0 or int(cell_BK.max()) < n_cells:
                 return self, cell_BK
-        return self._with_room(0, in_lanes(n_cells + ROOM * n_kept)).with_free_cells()
+        return self.with_more_cells().with_free_cells()
+
+    def with_more_cells(self) -> Cells:
+        n_kept, n_cells = self.hidden_BKC.shape[1:]
+        return self._with_room(0, in_lanes(n_cells + ROOM * n_kept))
 
 
 AXES = {
-    "memory_key_LBHKS": 1, "memory_value_LBHSU": 1, "unseen_B11S": 0, "cell_LBHCW": 1, "hidden_BKC": 0, "length_B": 0
+    "memory_key_LBHKS": 1, "memory_value_LBHSU": 1, "unseen_B11S": 0, "source_B": 0, "cell_LBHCW": 1, "hidden_BKC": 0,
+    "length_B": 0,
 }  # fmt: skip
 """That of the sentences, in each tensor."""
 
@@ -372,6 +380,7 @@ class FastStepper:
             memory_key_LBHKS=memory_LBHSW[..., : config.d_k].transpose(3, 4).contiguous(),
             memory_value_LBHSU=memory_LBHSW[..., config.d_k :].contiguous(),
             unseen_B11S=_widen(unseen_B11S, 3, in_lanes(n_source), -torch.inf),
+            source_B=(source_BS != config.pad_id).sum(1),
             n_source=in_lanes(n_source),
             cell_LBHCW=memory_LBHSW[:, :, :, :0],
             hidden_BKC=self.target_VD.new_empty(n, 1, 0),
@@ -382,7 +391,7 @@ class FastStepper:
     def encode(self, source_BS: Tensor, unseen_B11S: Tensor) -> Tensor:
         """The memory of all sentences, position after position."""
         (n, n_source), n_heads, d_k = source_BS.shape, self.config.n_heads, self.config.d_k
-        x_RD = (self.source_VD[source_BS] + self._positions(0, n_source)[:n_source]).flatten(0, 1)
+        x_RD: Tensor = (self.source_VD[source_BS] + self._positions(0, n_source)[:n_source]).flatten(0, 1)
         for attending, thinking in self.encoder:
             query_RP, key_value_RP = attending.Q_KV(x_RD).split([n_heads * d_k, n_heads * (d_k + self.config.d_v)], 1)
             query_XSK = _heads(query_RP, n, n_heads).flatten(0, 1)
@@ -458,4 +467,4 @@ def _heads(x_RP: Tensor, n_sentences: int, n_heads: int) -> Tensor:
 
 
 def _rows(head_XQU: Tensor, n_sentences: int) -> Tensor:
-    return head_XQU.unflatten(0, (n_sentences, -1)).transpose(1, 2).flatten(2).flatten(0, 1)
+    return torch.unflatten(head_XQU, 0, (n_sentences, -1)).transpose(1, 2).flatten(2).flatten(0, 1)

@@ -31,6 +31,7 @@ from transduce.model import Transformer
 from transduce.native_stepper import NativeStepper
 from transduce.native_stepper import why_not as why_not_native
 from transduce.ops import settle_kernels
+from transduce.peaks import Peaks
 from transduce.segments import Segment, longest_repeat, split
 from transduce.spelling import LINE_BREAKS, one_line, whole_characters
 from transduce.stepper import FastStepper, Precision, why_not
@@ -292,7 +293,8 @@ class Translator:
         return Translation(first.text, first.score, first.log_prob, tuple(flags), alternatives, tokens, alignment)
 
     def _join(self, line: _Line, hypotheses: Sequence[Hypothesis]) -> Alternative:
-        whole = [whole_characters(hypothesis.ids, self.rules) for hypothesis in hypotheses]
+        # What has ended by itself has ended with a whole character: the rules see to that.
+        whole = [h.ids if h.has_ended else whole_characters(h.ids, self.rules) for h in hypotheses]
         texts = self.subwords.decode(whole)
         joined = "".join(text + segment.gap for text, segment in zip(texts, line.segments, strict=True))
         return Alternative(
@@ -393,7 +395,7 @@ class _Stoppable:
     def __init__(self, stepper: Stepper[Any], stop: threading.Event) -> None:
         self.stepper, self.stop, self.start = stepper, stop, stepper.start
 
-    def step(self, last_R: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, last_R: Tensor, state: Any) -> tuple[Tensor | Peaks, Any]:
         if self.stop.is_set():
             raise _Stopped
         return self.stepper.step(last_R, state)

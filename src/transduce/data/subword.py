@@ -130,7 +130,7 @@ class Subwords:
         """Special ids and tags have no text and leave none."""
         unknown = self._processor.unk_id()  # SentencePiece would write it as a question mark
         known = [[i for i in row if i != unknown] for row in rows]
-        return [_unescape(text) for text in self._processor.decode(known)]
+        return [_unescape(text) for text in self._processor.decode(known, num_threads=1)]  # threads take long to start
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """How each id is written, for people to look at."""
