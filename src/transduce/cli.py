@@ -473,10 +473,13 @@ def load_translator(
     if threads is not None:
         torch.set_num_threads(threads)
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    return Translator.load(
+    translator = Translator.load(
         model, device=device, dtype=dtype, settings=config.decode, batch_size=batch_size,
         precision="int8" if precision == "int8" else "float32",
     )  # fmt: skip
+    if precision == "int8" and (reason := translator.why_int8_is_slow) is not None:
+        print(f"int8 is slow here: {reason}", file=sys.stderr)
+    return translator
 
 
 def write_to_stdout(line: str) -> None:

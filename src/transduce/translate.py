@@ -164,10 +164,12 @@ class Translator:
         subwords = Subwords.load(folder / SUBWORDS)
         if len(subwords) > min(config.model.source_vocab_size, config.model.target_vocab_size):
             raise ModelFolderError(f"{folder / SUBWORDS} has more entries than the model: copy the folder again")
-        return cls(
+        found = cls(
             model.to(dtype), config, subwords, origin, heads, settings=settings, batch_size=batch_size,
             precision=precision,
         )  # fmt: skip
+        _ = found.stepper  # made now: whoever asks first shall not wait for it
+        return found
 
     def _why_slow(self) -> str | None:
         return "there is a GPU" if self.device.type != "cpu" else why_not(self.config.model)
@@ -177,9 +179,13 @@ class Translator:
         """What the search asks: the model, or the same faster. On a GPU that is still to be measured."""
         if self._why_slow() is not None:
             return self.model
-        if self.precision == "int8" and why_not_native(self.config.model) is None:
-            return NativeStepper(self.model)
-        return FastStepper(self.model, self.precision)
+        is_native = self.precision == "int8" and self.why_int8_is_slow is None
+        return NativeStepper(self.model) if is_native else FastStepper(self.model, self.precision)
+
+    @property
+    def why_int8_is_slow(self) -> str | None:
+        """None where it is compiled for this machine."""
+        return why_not_native(self.config.model)
 
     def translate(
         self, texts: Sequence[str], to: str | None = None, *, with_details: bool = False, prefix: str = ""

@@ -1,0 +1,191 @@
+"""The compiled int8 model: its products are exact, it says what its slow twin says, and it can be missing."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import transduce.native as native
+from tests.primes import prime_config, random_model
+from tests.test_bundled import heldout
+from tests.test_stepper import sources
+from transduce import Translator
+from transduce.native_stepper import COLUMNS, INPUTS, ROWS, NativeStepper
+from transduce.peaks import GROUP, Peaks
+from transduce.stepper import FastStepper
+
+pytestmark = pytest.mark.skipif(
+    native.why_not() is not None and "AVX512-VNNI" in str(native.why_not()), reason="this processor cannot"
+)
+
+
+def up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+@pytest.fixture(scope="module", params=[(), ("-mno-amx-int8",)], ids=["all it has", "without AMX"])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    path = tmp_path_factory.mktemp("native") / "native.so"
+    flags = [*native.FLAGS, *native.WIDE, *request.param, "-Wall", "-Wextra", "-Werror"]
+    subprocess.run(["cc", *flags, "-o", str(path), str(native.SOURCE), "-lm"], check=True)
+    return native.load(path)
+
+
+@pytest.mark.parametrize(("n_rows", "n_in", "n_out"), [(1, 64, 32), (37, 130, 75), (4, 256, 768), (128, 1024, 256)])
+def test_products_are_exact(library: ctypes.CDLL, n_rows: int, n_in: int, n_out: int) -> None:
+    torch.manual_seed(0)
+    x_RN, W_FN = (torch.randint(-127, 128, (n, n_in), dtype=torch.int8) for n in (n_rows, n_out))
+    filled_RN = torch.zeros(up(n_rows, ROWS), up(n_in, INPUTS), dtype=torch.int8)
+    filled_RN[:n_rows, :n_in] = x_RN
+    packed = torch.empty(up(n_in, INPUTS) * up(n_out, COLUMNS), dtype=torch.int8)
+    sums = torch.empty(up(n_out, COLUMNS), dtype=torch.int32)
+    library.pack(W_FN.data_ptr(), n_in, n_out, packed.data_ptr(), sums.data_ptr())
+    found_RF = torch.empty(len(filled_RN), up(n_out, COLUMNS), dtype=torch.int32)
+    matrix = native.Matrix(packed.data_ptr(), sums.data_ptr(), None, None, n_in, n_out)
+    library.multiply(filled_RN.data_ptr(), n_rows, ctypes.byref(matrix), found_RF.data_ptr())
+    assert torch.equal(found_RF[:n_rows, :n_out], x_RN.int() @ W_FN.int().T)
+
+
+CHANGES: list[dict[str, Any]] = [
+    {}, {"positions": "learned", "max_positions": 60}, {"attention_bias": True, "output_bias": True},
+    {"tied_embeddings": "none", "target_vocab_size": 1103}, {"d_model": 64, "d_ff": 600, "n_heads": 4},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_steps_are_those_of_the_slow_twin(changes: dict[str, Any]) -> None:
+    """Two rows of each sentence change places at every step; sentences join and leave. A value that lies between two
+    whole numbers may fall to another side in each, and with it a row; so most rows are near, and none is far."""
+    config = prime_config(**changes)
+    model = random_model(config, torch.float32).eval()
+    exact, slow, fast = FastStepper(model), FastStepper(model, "int8"), NativeStepper(model)
+    steppers: list[Any] = [exact, slow, fast]
+    first, second = (sources(n, longest, n, config.pad_id) for n, longest in ((3, 11), (2, 17)))
+    states = [stepper.start(first).select(torch.arange(3).repeat_interleave(2)) for stepper in steppers]
+    torch.manual_seed(1)
+    off: list[Tensor] = []
+    between: list[Tensor] = []
+    for i in range(30):
+        n = states[0].n_sentences
+        last_R = torch.randint(3, 30, (2 * n,))
+        found: list[Peaks] = []
+        for place, stepper in enumerate(steppers):
+            peaks, states[place] = stepper.step(last_R, states[place])
+            found.append(peaks)
+        off.append((found[2].logits() - found[1].logits()).abs().amax(1))
+        between.append((found[1].logits() - found[0].logits()).abs().amax(1))
+        its_own(found[2])
+        rows_R = torch.randint(0, 2, (2 * n,)) + 2 * torch.arange(n).repeat_interleave(2)
+        kept = torch.randperm(n)[: n - 1] if i % 9 == 5 else None
+        rows_R = rows_R if kept is None else rows_R.view(n, 2)[kept].flatten()
+        states = [state.select(rows_R, kept) for state in states]
+        if i % 9 == 6:
+            new = [stepper.start(second).select(torch.arange(2).repeat_interleave(2)) for stepper in steppers]
+            states = [state.join(other) for state, other in zip(states, new, strict=True)]
+    off_R, between_R = torch.cat(off), torch.cat(between)
+    assert float(off_R.median()) < 1e-3 * float(between_R.median())
+    assert float(off_R.max()) < 2 * float(between_R.max())
+
+
+def its_own(peaks: Peaks) -> None:
+    """Peaks, the sum and what is looked at belong to its logits."""
+    logits_RV = peaks.logits()
+    same = Peaks.of(logits_RV)
+    torch.testing.assert_close(peaks.peak_RN, same.peak_RN)
+    torch.testing.assert_close(peaks.log_sum_R1, same.log_sum_R1, atol=2e-5, rtol=0)
+    n_rows, n_groups = peaks.peak_RN.shape
+    row, group = torch.arange(n_rows)[:, None].expand(-1, n_groups), torch.arange(n_groups).expand(n_rows, -1)
+    looked_RV = peaks.look(row.contiguous(), group.contiguous()).flatten(1)[:, : logits_RV.shape[1]]
+    torch.testing.assert_close(looked_RV, logits_RV)
+    last = peaks.look(row[:, -1:].contiguous(), group[:, -1:].contiguous()).flatten(1)
+    assert bool((last[:, logits_RV.shape[1] - (n_groups - 1) * GROUP :] < -1e38).all()), "past the last there is none"
+
+
+def test_cells_that_somebody_needs_are_not_given_away() -> None:
+    torch.manual_seed(0)
+    kernels = native.library()
+    for _ in range(50):
+        n, n_kept, n_cells = 5, 3, 16
+        hidden_BKC = torch.where(torch.rand(n, n_kept, n_cells) < 0.2, 0.0, -torch.inf)
+        before_BKC, cell_BK = hidden_BKC.clone(), torch.full((n, n_kept), -7)
+        end = kernels.take_cells(hidden_BKC.data_ptr(), n, n_kept, n_cells, cell_BK.data_ptr())
+        is_needed_BC = (before_BKC == 0).any(1)
+        if int((~is_needed_BC).sum(1).min()) < n_kept:
+            assert end == -1
+            assert torch.equal(hidden_BKC, before_BKC)
+            continue
+        assert not bool(is_needed_BC.gather(1, cell_BK).any())
+        assert all(len(set(cells)) == n_kept for cells in cell_BK.tolist())
+        is_seen_BKC = hidden_BKC == 0
+        assert torch.equal(is_seen_BKC.sum(2), (before_BKC == 0).sum(2) + 1)
+        assert bool(is_seen_BKC.gather(2, cell_BK[..., None]).all())
+        assert end == int(is_seen_BKC.flatten(0, 1).any(0).nonzero().max()) + 1
+
+
+def test_the_batch_changes_nothing() -> None:
+    """Whole numbers add up to the same in any order, and rows know nothing of each other: no line is even close."""
+    texts = heldout()[0][:300]
+    translator = Translator.load(device="cpu", precision="int8", batch_size=64)
+    assert isinstance(translator.stepper, NativeStepper)
+    expected = translator.translate(texts)
+    for batch_size in (1, 7):
+        translator.batch_size = batch_size
+        assert [found.text for found in translator.translate(texts)] == [found.text for found in expected]
+
+
+def test_scores_are_near_those_of_float32() -> None:
+    texts = heldout()[0][:200]
+    found, exact = (
+        Translator.load(device="cpu", precision=precision).translate(texts) for precision in ("int8", "float32")
+    )
+    n_same = sum(one.text == other.text for one, other in zip(found, exact, strict=True))
+    assert 150 < n_same < 200, "it is float32 after all" if n_same == 200 else "too many differ"
+    off = [
+        abs(one.log_prob - other.log_prob) for one, other in zip(found, exact, strict=True) if one.text == other.text
+    ]
+    assert sum(off) / len(off) < 0.1
+
+
+# Where it cannot be
+
+
+def test_no_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(native.CompilerError, match="there is no C compiler 'no-such-compiler'"):
+        native.built()
+
+
+def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bad = tmp_path / "bad-cc"
+    bad.write_text("#!/bin/sh\necho it is broken >&2\nexit 1\n")
+    bad.chmod(0o755)
+    monkeypatch.setenv("CC", str(bad))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(native.CompilerError, match="failed: it is broken"):
+        native.built()
+    assert list((tmp_path / "transduce").iterdir()) == []
+
+
+def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = native.built()
+    made = first.stat().st_mtime_ns
+    assert (native.built(), first.stat().st_mtime_ns) == (first, made)
+    assert [path.name for path in (tmp_path / "transduce").iterdir()] == [first.name]
+    monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-DOTHER"))
+    assert native.built() != first
+
+
+def test_the_command_translates_without_it_and_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "transduce", "translate", "--dtype", "int8"]
+    environment = {"CC": "no-such-compiler", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(command, input="Ich bin müde.\n", capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "I'm tired.\n"
+    assert "int8 is slow here: there is no C compiler 'no-such-compiler'" in done.stderr
