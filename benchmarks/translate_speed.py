@@ -3,8 +3,11 @@
     python benchmarks/translate_speed.py --quick                          # two cores, within two minutes
     python benchmarks/translate_speed.py --model RUN --source F --reference F
 
-Each way is a process of its own; they take turns. All search with beam 4 under the length penalty that CTranslate2 and
-Hugging Face have, length ** 1. What each says is scored: speed that costs more than 0.3 BLEU does not count.
+Each way is a process of its own; they take turns, each with the size of batch that is best for it, and CTranslate2 with
+one sentence at a time on as many threads as are best. All search with beam 4 under the length penalty that CTranslate2
+and Hugging Face have, length ** 1. What each says is scored: speed that costs more than 0.3 BLEU does not count.
+Without --quick the first translation of a new process is timed too, from outside. Other sizes, and how speed grows with
+batch, beam and length: `translate_forced.py`.
 The last line is `ratio R (low-high)`: ours over CTranslate2 in int8, the median of the rounds, the lowest, the highest.
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -42,8 +46,11 @@ MOST_TOKENS = 100
 """Of a translation, where a peer wants it known beforehand."""
 SAME_BLEU = 0.3
 
-Translate = Callable[[list[str], int], list[str]]
-"""Texts and the width of the beam."""
+BEST = {OURS: (64, 128, 256), CT2: (16, 32, 64, 128), HF: (16, 32, 64)}
+"""Sizes of batches to try."""
+
+Translate = Callable[[list[str], int, int], list[str]]
+"""Texts, the width of the beam, and how many at a time; of one text, on how many threads."""
 
 
 # In the process of a way
@@ -54,21 +61,18 @@ def work(task: dict[str, Any]) -> None:
     translate = WAYS[task["name"]](task)
     for line in sys.stdin:
         question = json.loads(line)
-        texts = task["sources"][: question["n"]]
+        texts, how = task["sources"][: question["n"]], (question["beam"], question["best"])
         began = time.perf_counter()
-        if question["one_by_one"]:
-            found = [translate([text], question["beam"])[0] for text in texts]
-        else:
-            found = translate(texts, question["beam"])
+        one_by_one = ([text] for text in texts)
+        found = [text for some in (one_by_one if question["one_by_one"] else [texts]) for text in translate(some, *how)]
         print(json.dumps([time.perf_counter() - began, found]), flush=True)
 
 
 def ours(task: dict[str, Any]) -> Translate:
-    translator = Translator.load(
-        task["model"], device=task["device"], batch_size=task["batch_size"], precision=task["dtype"]
-    )
+    translator = Translator.load(task["model"], device=task["device"], precision=task["dtype"])
 
-    def translate(texts: list[str], beam: int) -> list[str]:
+    def translate(texts: list[str], beam: int, best: int) -> list[str]:
+        translator.batch_size = best
         translator.settings = replace(translator.settings, beam_size=beam, length_penalty="length", length_alpha=1.0)
         return [found.text for found in translator.translate(texts)]
 
@@ -81,21 +85,19 @@ def by_ctranslate2(task: dict[str, Any]) -> Translate:
     subwords = Translator.load(task["model"], device="cpu").subwords
     number = {piece: i for i, piece in enumerate(subwords.pieces(range(len(subwords))))}
     n_threads = torch.get_num_threads()
-    kinds = {"bulk": (n_threads, 1), "one": (1, task["threads_for_one"])}  # what is best for each
     theirs = {
-        kind: ctranslate2.Translator(
+        (inter, intra): ctranslate2.Translator(
             task["converted"], device=task["device"], compute_type=task["dtype"], inter_threads=inter,
             intra_threads=intra,
         )
-        for kind, (inter, intra) in kinds.items()
+        for inter, intra in {(n_threads, 1), (1, 1), (1, n_threads)}
     }  # fmt: skip
 
-    def translate(texts: list[str], beam: int) -> list[str]:
+    def translate(texts: list[str], beam: int, best: int) -> list[str]:
         pieces = [subwords.pieces(ids) for ids in subwords.encode(texts)]
-        found = theirs["one" if len(texts) == 1 else "bulk"].translate_batch(
-            pieces, beam_size=beam, length_penalty=1.0, max_decoding_length=MOST_TOKENS,
-            max_batch_size=task["batch_size"],
-        )  # fmt: skip
+        found = theirs[(1, best) if len(texts) == 1 else (n_threads, 1)].translate_batch(
+            pieces, beam_size=beam, length_penalty=1.0, max_decoding_length=MOST_TOKENS, max_batch_size=best
+        )
         return subwords.decode([[number[piece] for piece in one.hypotheses[0]] for one in found])
 
     return translate
@@ -106,12 +108,12 @@ def by_hugging_face(task: dict[str, Any]) -> Translate:
     subwords, config, device = translator.subwords, translator.config.model, task["device"]
     theirs = to_marian(translator.model).to(device)
 
-    def translate(texts: list[str], beam: int) -> list[str]:
+    def translate(texts: list[str], beam: int, best: int) -> list[str]:
         rows = [[*ids, config.eos_id] for ids in subwords.encode(texts)]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # batches of a length, as its users do
         found: dict[int, list[int]] = {}
-        for first in range(0, len(order), task["batch_size"]):
-            some = order[first : first + task["batch_size"]]
+        for first in range(0, len(order), best):
+            some = order[first : first + best]
             longest = max(len(rows[i]) for i in some)
             source_BS = torch.tensor([[*rows[i], *[config.pad_id] * (longest - len(rows[i]))] for i in some])
             generated = theirs.generate(
@@ -159,28 +161,82 @@ def main(
         result = measure(workers, references, rounds, 20 if quick else 50)
         for one in workers.values():
             one.end()
+    if not quick:
+        result["cold_start_seconds"] = cold_starts(folder, sources[0], rounds)
     if out is not None:
         write_result(out, {"benchmark": "translate_speed", "model": folder.name, **result} | passport(
             Translator.load(folder, device="cpu").config, device))  # fmt: skip
     print("ratio {:.2f} ({:.2f}-{:.2f})".format(*result["ratio"]))
 
 
+COLD = {
+    f"{OURS} (int8)": """
+from transduce import Translator
+print(Translator.load({model!r}, precision="int8").translate([{text!r}])[0].text)
+""",
+    f"{OURS} (float32)": """
+from transduce import Translator
+print(Translator.load({model!r}).translate([{text!r}])[0].text)
+""",
+    f"{CT2} (int8)": """
+import ctranslate2, sentencepiece
+subwords = sentencepiece.SentencePieceProcessor(model_file={converted!r} + "/subwords.model")
+theirs = ctranslate2.Translator({converted!r}, compute_type="int8", intra_threads=1)
+(found,) = theirs.translate_batch([subwords.encode({text!r}, out_type=str)], beam_size=4)
+print(subwords.decode(found.hypotheses[0]))
+""",
+    f"{HF} (float32)": """
+import torch, sentencepiece
+from transformers import MarianMTModel
+subwords = sentencepiece.SentencePieceProcessor(model_file={converted!r} + "/subwords.model")
+theirs = MarianMTModel.from_pretrained({marian!r})
+source = torch.tensor([[*subwords.encode({text!r}), theirs.config.eos_token_id]])
+print(subwords.decode(theirs.generate(source, num_beams=4, max_new_tokens=50, do_sample=False)[0].tolist()))
+""",
+}
+
+
+def cold_starts(folder: Path, text: str, rounds: int) -> dict[str, list[float]]:
+    """From the start of a process until it has said its first translation and ended."""
+    seconds: dict[str, list[float]] = {name: [] for name in COLD}
+    with tempfile.TemporaryDirectory() as place:
+        translator = Translator.load(folder, device="cpu")
+        names = {"model": str(folder), "text": text, "converted": f"{place}/ct2", "marian": f"{place}/marian"}
+        to_ctranslate2(translator.model, translator.subwords, Path(names["converted"]), "int8")
+        to_marian(translator.model).save_pretrained(names["marian"])
+        for _ in range(rounds):
+            for name, script in COLD.items():
+                began = time.perf_counter()
+                done = subprocess.run([sys.executable, "-c", script.format(**names)], check=True, capture_output=True)
+                seconds[name].append(time.perf_counter() - began)
+                assert done.stdout.strip(), f"{name} has said nothing"
+    for name, of in seconds.items():
+        print(f"cold start, {name:26} {statistics.median(of):.2f} s ({min(of):.2f}-{max(of):.2f})")
+    return seconds
+
+
 def start(folder: Path, device: str, sources: list[str], place: Path) -> dict[str, Worker]:
     translator = Translator.load(folder, device="cpu")
     found = {}
-    for name, dtype, batch_size in (
-        (OURS, "float32", 128),
-        (OURS, "int8", 128),
-        (CT2, "int8", 128),
-        (CT2, "float32", 128),
-        (HF, "float32", 32),
-    ):
-        task = {"name": name, "model": str(folder), "device": device, "sources": sources, "dtype": dtype,
-                "batch_size": batch_size, "threads_for_one": 1}  # fmt: skip
+    for name, dtype in ((OURS, "int8"), (OURS, "float32"), (CT2, "int8"), (CT2, "float32"), (HF, "float32")):
+        task = {"name": name, "model": str(folder), "device": device, "sources": sources, "dtype": dtype}
         if name == CT2:
             task["converted"] = str(place / dtype)
             to_ctranslate2(translator.model, translator.subwords, place / dtype, dtype)
         found[f"{name} ({dtype})"] = Worker(__file__, task)
+    return found
+
+
+def best_of(workers: dict[str, Worker], kind: str) -> dict[str, int]:
+    """The size of batch with which each is fastest in bulk; how many threads CTranslate2 wants for one sentence."""
+    is_bulk, found = kind == "bulk", {}
+    question = {"n": 200 if is_bulk else 10, "beam": 4 if is_bulk else 1, "one_by_one": not is_bulk}
+    for name, one in workers.items():
+        way = name.split(" (")[0]
+        own = BEST[way] if is_bulk else tuple({1, torch.get_num_threads()}) if way == CT2 else (1,)
+        one.ask(question | {"n": 10, "best": own[0]})
+        seconds = {value: one.ask(question | {"best": value})[0] for value in own}  # type: ignore[index]
+        found[name] = min(seconds, key=lambda value: seconds[value])
     return found
 
 
@@ -191,15 +247,15 @@ def measure(workers: dict[str, Worker], references: list[str], rounds: int, n_al
         "one by one, greedy": {"n": n_alone, "beam": 1, "one_by_one": True},
         "one by one, beam 4": {"n": n_alone, "beam": 4, "one_by_one": True},
     }
-    for one in workers.values():
-        one.ask(kinds["beam 4"] | {"n": 40})
-    result: dict[str, Any] = {"sentences": len(references), "per_second": {}, "bleu": {}}
+    best = {kind: best_of(workers, kind) for kind in ("bulk", "one by one")}
+    result: dict[str, Any] = {"sentences": len(references), "best": best, "per_second": {}, "bleu": {}}
     for kind, question in kinds.items():
+        chosen = best["one by one" if question["one_by_one"] else "bulk"]
         speeds: dict[str, list[float]] = {name: [] for name in workers}
         said = {}
         for _ in range(rounds):
             for name, one in workers.items():
-                answer = one.ask(question)
+                answer = one.ask(question | {"best": chosen[name]})
                 assert answer is not None, f"{name} has died"
                 speeds[name].append(question["n"] / answer[0])
                 said[name] = answer[1]
@@ -212,7 +268,13 @@ def measure(workers: dict[str, Worker], references: list[str], rounds: int, n_al
                   f"BLEU {result['bleu'][kind][name]:.1f}", flush=True)  # fmt: skip
     bulk, scores = result["per_second"]["beam 4"], result["bleu"]["beam 4"]
     own = max((name for name in bulk if name.startswith(OURS)), key=lambda name: statistics.median(bulk[name]))
-    result |= {"ours": own, "ratio": ratio(bulk[own], bulk[PEER])}
+    alone = result["per_second"]["one by one, greedy"]
+    fastest = max((name for name in alone if name.startswith(OURS)), key=lambda name: statistics.median(alone[name]))
+    result |= {
+        "ours": own, "ratio": ratio(bulk[own], bulk[PEER]),
+        "over_hugging_face": ratio(bulk[own], bulk[f"{HF} (float32)"]),
+        "latency_over_ctranslate2_float32": ratio(alone[f"{CT2} (float32)"], alone[fastest]),
+    }  # fmt: skip
     if scores[own] < scores[f"{OURS} (float32)"] - SAME_BLEU:
         raise SystemExit(f"{own} loses {scores[f'{OURS} (float32)'] - scores[own]:.2f} BLEU: its speed does not count")
     return result
