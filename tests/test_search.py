@@ -20,7 +20,6 @@ from transduce.decoding import (
     Hypothesis,
     Rules,
     Sentence,
-    _first_of_equals,
     best,
     best_of_few,
     limit_of,
@@ -30,7 +29,7 @@ from transduce.decoding import (
     search,
     uniform,
 )
-from transduce.peaks import Peaks
+from transduce.peaks import Peaks, first_of_equals
 
 CONFIG = prime_config()
 A, B, C, END = 5, 7, 11, CONFIG.eos_id
@@ -382,7 +381,7 @@ def test_of_any_number_of_equals_the_first_are_taken() -> None:
     (several,) = find(everything, 3, beam_size=3, n_best=3, length_alpha=0.0)
     assert all(h.margin == 0.0 for h in several)
     # Beside a sentence with equals, one without: it keeps its own order.
-    value_BC, place_BC = _first_of_equals(
+    value_BC, place_BC = first_of_equals(
         torch.tensor([[1.0, 5.0, 5.0, 5.0, 5.0, 0.0], [1.0, 9.0, 3.0, 7.0, 3.0, 3.0]]), 3, torch.tensor([[2], [2]])
     )
     assert place_BC[:, :2].tolist() == [[1, 2], [1, 3]]

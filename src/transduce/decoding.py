@@ -21,12 +21,10 @@ import torch
 from torch import Tensor
 
 from transduce.config import DecodeConfig, ModelConfig
-from transduce.peaks import GROUP, Peaks, in_groups
+from transduce.peaks import Peaks, first_of_equals
 
 NONE = -1
 """Where there is no token."""
-SPARE = 3
-"""Groups looked at beside as many as can be needed: some tokens are forbidden."""
 
 
 class State(Protocol):
@@ -130,7 +128,7 @@ def best(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
     candidate_BC = (allowed_BKV + beams.log_prob_BK[..., None]).flatten(1)
     n_candidates = min(n_kept + 1, candidate_BC.shape[1])  # one more than can stay, to see how close it was
     n_open_B1 = (n_kept - beams.n_ended_B)[:, None]
-    value_BC, place_BC = _first_of_equals(candidate_BC, n_candidates, n_open_B1)
+    value_BC, place_BC = first_of_equals(candidate_BC, n_candidates, n_open_B1)
     if n_candidates <= n_kept:
         fill = n_kept + 1 - n_candidates
         value_BC = torch.nn.functional.pad(value_BC, (0, fill), value=-torch.inf)
@@ -151,50 +149,12 @@ def _open(value_BC: Tensor, parent_BC: Tensor, token_BC: Tensor, n_open_B1: Tens
 
 
 def best_of_few(beams: Beams, peaks: Peaks, rules: Rules, least: int, eos_id: int) -> Chosen | None:
-    """What `best` finds, to the bit, from the few groups of tokens that have the highest peaks. None where they are not
-    enough: too many tokens are forbidden, or one as good was not looked at. `least`: shorter ones may not end."""
-    n_sentences, n_kept = beams.log_prob_BK.shape
-    n_groups, n_looked_at = peaks.peak_RN.shape[1], n_kept + 1 + SPARE
-    if n_kept * n_groups < n_looked_at:
-        return None
-    so_far_R1, log_sum_R1 = beams.log_prob_BK.reshape(-1, 1), peaks.log_sum_R1.float()
-    total_BN = (peaks.peak_RN.float() - log_sum_R1).add_(so_far_R1).view(n_sentences, -1)
-    highest_BN, place_BN = total_BN.topk(n_looked_at)
-    place_BN = place_BN.sort().values  # in the order of parents and tokens, by which equals are told apart
-    parent_BN, group_BN = place_BN // n_groups, place_BN % n_groups
-    row_BN = torch.arange(0, n_sentences * n_kept, n_kept, device=place_BN.device)[:, None] + parent_BN
-    log_prob_BNW = peaks.look(row_BN, group_BN).float() - log_sum_R1[row_BN]
-    penalty_ANW = in_groups(rules.penalty_AV, -torch.inf)
-    allowed_BNW = log_prob_BNW.add_(penalty_ANW[beams.state_BK.gather(1, parent_BN), group_BN])
-    if least > 0:
-        is_end_BNW = (group_BN == eos_id // GROUP)[..., None] & (torch.arange(GROUP) == eos_id % GROUP).to(
-            row_BN.device
-        )
-        allowed_BNW.masked_fill_(is_end_BNW & (beams.length_B < least)[:, None, None], -torch.inf)
-    candidate_BC = allowed_BNW.add_(so_far_R1[row_BN]).flatten(1)
-    n_open_B1 = (n_kept - beams.n_ended_B)[:, None]
-    value_BC, place_BC = _first_of_equals(candidate_BC, n_kept + 1, n_open_B1)
-    is_enough_B = (value_BC[:, -1] > highest_BN[:, -1]) | (highest_BN[:, 0] == -torch.inf)
-    if not bool(is_enough_B.all()):
-        return None
-    group_BC = place_BC // GROUP
-    token_BC = group_BN.gather(1, group_BC) * GROUP + place_BC % GROUP
-    return _open(value_BC, parent_BN.gather(1, group_BC), token_BC, n_open_B1)
-
-
-def _first_of_equals(candidate_BC: Tensor, n: int, n_open_B1: Tensor) -> tuple[Tensor, Tensor]:
-    """The n highest and where they stand; of equals, among those that stay, the first first."""
-    value_BC, place_BC = candidate_BC.topk(n)
-    place_BC, order_BC = place_BC.sort()
-    value_BC, rank_BC = value_BC.gather(1, order_BC).sort(descending=True, stable=True)
-    place_BC = place_BC.gather(1, rank_BC)
-    # topk takes any of equals. Where they reach from the last that stays to the end, it may have left out the first.
-    last_in_B1 = value_BC.gather(1, (n_open_B1 - 1).clamp(0, n - 1))
-    tied_B = ((last_in_B1 == value_BC[:, -1:]) & (last_in_B1 > -torch.inf))[:, 0].nonzero()[:, 0]
-    if len(tied_B):
-        sorted_BC = candidate_BC[tied_B].sort(descending=True, stable=True)
-        value_BC[tied_B], place_BC[tied_B] = sorted_BC.values[:, :n], sorted_BC.indices[:, :n]
-    return value_BC, place_BC
+    """What `best` finds, to the bit, from few groups of tokens; None where they are not enough. `least`: shorter ones
+    may not end."""
+    n_open_B1 = (beams.log_prob_BK.shape[1] - beams.n_ended_B)[:, None]
+    may_end_B = beams.length_B >= least if least > 0 else None
+    found = peaks.best(beams.log_prob_BK, beams.state_BK, rules.penalty_AV, n_open_B1, may_end_B, eos_id)
+    return None if found is None else _open(*found, n_open_B1)
 
 
 def sampler(settings: DecodeConfig) -> Choose:

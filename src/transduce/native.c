@@ -183,14 +183,27 @@ static inline void softmax(float *score, int64_t n) {
     for (int64_t i = 0; i < n; i++) score[i] /= sum;
 }
 
-static inline float dot(const float *restrict x, const float *restrict y, int64_t n) {
-    float sum = 0;
-    for (int64_t i = 0; i < n; i++) sum += x[i] * y[i];
-    return sum;
+#define LANES 16
+#define REST(n) ((n) >= LANES ? 0xffff : (1u << (n)) - 1) /* of a vector, what is left */
+
+static inline float dot(const float *x, const float *y, int64_t n) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < n; i += LANES)
+        sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(REST(n - i), x + i), _mm512_maskz_loadu_ps(REST(n - i), y + i), sum);
+    return _mm512_reduce_add_ps(sum);
 }
 
-static inline void add_times(float *restrict out, float weight, const float *restrict x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) out[i] += weight * x[i];
+/* Rows, each times a weight, added up. Rows are those that `which` says, or all. */
+static inline void mix(const float *weight, int64_t n, const float *rows, int64_t stride, const int64_t *which,
+                       int64_t width, float *out) {
+    for (int64_t i = 0; i < width; i += LANES) {
+        __m512 sum = _mm512_setzero_ps();
+        for (int64_t j = 0; j < n; j++) {
+            const float *row = rows + (which ? which[j] : j) * stride + i;
+            sum = _mm512_fmadd_ps(_mm512_set1_ps(weight[j]), _mm512_maskz_loadu_ps(REST(width - i), row), sum);
+        }
+        _mm512_mask_storeu_ps(out + i, REST(width - i), sum);
+    }
 }
 
 /* The model */
@@ -284,7 +297,7 @@ static void attend_to_each_other(const model *m, work *w, const matrix *by, cons
                 const float *key = all + n_heads * d_k + h * width;
                 for (int64_t s = 0; s < n; s++) score[s] = dot(all + i * n_all + h * d_k, key + s * n_all, d_k);
                 softmax(score, n);
-                for (int64_t s = 0; s < n; s++) add_times(head + h * d_v, score[s], key + s * n_all + d_k, d_v);
+                mix(score, n, key + d_k, n_all, NULL, d_v, head + h * d_v);
             }
             quantise(head, n_heads * d_v, w->wide + (first + i) * up(n_heads * d_v, 64), w->wide_scale + first + i);
         }
@@ -361,12 +374,11 @@ static void attend_to_past(const model *m, work *w, const state *s, int64_t l, i
             seen[n] = c;
             n += s->hidden[row * n_cells + c] == 0;
         }
-        memset(head, 0, sizeof head);
         for (int64_t h = 0; h < n_heads; h++) {
             const float *past = own + h * n_cells * width;
             for (int64_t j = 0; j < n; j++) score[j] = dot(x + h * d_k, past + seen[j] * width, d_k);
             softmax(score, n);
-            for (int64_t j = 0; j < n; j++) add_times(head + h * d_v, score[j], past + seen[j] * width + d_k, d_v);
+            mix(score, n, past + d_k, width, seen, d_v, head + h * d_v);
         }
         quantise(head, n_heads * d_v, w->wide + i * up(n_heads * d_v, 64), w->wide_scale + i);
     }
@@ -378,16 +390,14 @@ static void attend_to_memory(const model *m, work *w, const state *s, int64_t l,
     float x[by->n_out], score[lanes], head[n_heads * d_v];
     times(w->x, n_rows, by, 0, by->n_out, w->whole);
     for (int64_t i = 0; i < n_rows; i++) {
-        int64_t sentence = begin + i / s->n_kept, n = s->n_source[sentence], n_lanes = up(n, 16);
+        int64_t sentence = begin + i / s->n_kept, n = s->n_source[sentence];
         real(w->whole + i * up(by->n_out, 32), w->x_scale[i], by, 0, by->n_out, x);
-        memset(head, 0, sizeof head);
         for (int64_t h = 0; h < n_heads; h++) {
             int64_t place = (l * s->n_sentences + sentence) * n_heads + h;
             const float *key = s->keys + place * d_k * lanes, *value = s->values + place * lanes * d_v;
-            memset(score, 0, n_lanes * sizeof(float));
-            for (int64_t d = 0; d < d_k; d++) add_times(score, x[h * d_k + d], key + d * lanes, n_lanes);
+            mix(x + h * d_k, d_k, key, lanes, NULL, n, score);
             softmax(score, n);
-            for (int64_t j = 0; j < n; j++) add_times(head + h * d_v, score[j], value + j * d_v, d_v);
+            mix(score, n, value, d_v, NULL, d_v, head + h * d_v);
         }
         quantise(head, n_heads * d_v, w->wide + i * up(n_heads * d_v, 64), w->wide_scale + i);
     }
@@ -454,6 +464,75 @@ void look(const model *m, const int8_t *x, const float *x_scale, const int64_t *
         times_one(x + row[i] * n_k, n_k, by->packed + first * n_k, by->sum + first, whole);
         real(whole, x_scale[row[i]], by, first, n_own, out + i * GROUP);
         for (int64_t c = n_own; c < GROUP; c++) out[i * GROUP + c] = LOWEST;
+    }
+}
+
+typedef struct {
+    const float *so_far;     /* of each row; very low where it does not go on */
+    const int64_t *state;    /* of each row, in the automaton of what may follow */
+    const float *penalty;    /* states x tokens: 0 where a token may follow */
+    const uint8_t *may_end;  /* of each sentence, or none: all may */
+    int64_t eos_id;
+} asked;
+
+typedef struct { float value; int64_t parent, token; } candidate;
+
+/* Among the best so far, the best first. Who comes later loses to an equal. */
+static inline int64_t take_in(candidate *best, int64_t n, int64_t n_most, candidate new) {
+    if (n == n_most && new.value <= best[n - 1].value) return n;
+    int64_t i = n < n_most ? n : n - 1;
+    for (; i > 0 && best[i - 1].value < new.value; i--) best[i] = best[i - 1];
+    best[i] = new;
+    return n < n_most ? n + 1 : n;
+}
+
+/* The best continuations of one sentence, looking only into groups that may hold one as good as `bound`. */
+static int64_t look_for(const model *m, const int8_t *x, const float *x_scale, const float *peak, const float *log_sum,
+                        const asked *a, int64_t sentence, int64_t n_kept, float bound, candidate *best) {
+    const int64_t n_vocabulary = m->output.n_out, n_groups = up(n_vocabulary, GROUP) / GROUP;
+    int64_t n = 0;
+    for (int64_t k = 0; k < n_kept; k++) {
+        int64_t row = sentence * n_kept + k;
+        if (a->so_far[row] < LOWEST / 3) continue;
+        const float *penalty = a->penalty + a->state[row] * n_vocabulary;
+        for (int64_t g = 0; g < n_groups; g++) {
+            float highest = peak[row * n_groups + g] - log_sum[row] + a->so_far[row], logit[GROUP];
+            if (highest < bound || (n > n_kept && highest <= best[n - 1].value)) continue;
+            look(m, x, x_scale, &row, &g, 1, logit);
+            for (int64_t i = 0; i < GROUP && g * GROUP + i < n_vocabulary; i++) {
+                int64_t token = g * GROUP + i;
+                int is_forbidden = penalty[token] < 0 || (a->may_end && !a->may_end[sentence] && token == a->eos_id);
+                if (!is_forbidden)
+                    n = take_in(best, n, n_kept + 1, (candidate){logit[i] - log_sum[row] + a->so_far[row], k, token});
+            }
+        }
+    }
+    return n;
+}
+
+/* Of each sentence the n_kept + 1 best continuations, the best first; very low values where there are fewer. */
+void choose(const model *m, const int8_t *x, const float *x_scale, const float *peak, const float *log_sum,
+            const asked *a, int64_t n_sentences, int64_t n_kept, float *value, int64_t *parent, int64_t *token) {
+    const int64_t n_groups = up(m->output.n_out, GROUP) / GROUP, n_most = n_kept + 1;
+    candidate best[n_most];
+    for (int64_t b = 0; b < n_sentences; b++) {
+        /* As many peaks as are wanted are at least as good as the lowest of them: if all may be said, that bounds. */
+        int64_t n = 0;
+        for (int64_t row = b * n_kept; row < (b + 1) * n_kept; row++)
+            for (int64_t g = 0; g < n_groups && a->so_far[row] >= LOWEST / 3; g++) {
+                float highest = peak[row * n_groups + g] - log_sum[row] + a->so_far[row];
+                if (n < n_most || highest > best[n - 1].value)
+                    n = take_in(best, n, n_most, (candidate){highest, 0, 0});
+            }
+        float bound = n == n_most ? best[n - 1].value : LOWEST;
+        /* What is found again may be rounded to a little less than its peak. */
+        n = look_for(m, x, x_scale, peak, log_sum, a, b, n_kept, bound - 1e-4f * fabsf(bound), best);
+        if (n < n_most) n = look_for(m, x, x_scale, peak, log_sum, a, b, n_kept, LOWEST, best);
+        for (int64_t i = 0; i < n_most; i++) {
+            value[b * n_most + i] = i < n ? best[i].value : LOWEST;
+            parent[b * n_most + i] = i < n ? best[i].parent : 0;
+            token[b * n_most + i] = i < n ? best[i].token : 0;
+        }
     }
 }
 

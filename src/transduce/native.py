@@ -64,6 +64,10 @@ class State(ctypes.Structure):
     )  # fmt: skip
 
 
+class Asked(ctypes.Structure):
+    _fields_ = (("so_far", _X), ("state", _X), ("penalty", _X), ("may_end", _X), ("eos_id", _N))
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """Raises CompilerError where there can be none."""
@@ -77,6 +81,7 @@ def load(path: Path) -> ctypes.CDLL:
         "multiply": [_X, _N, ctypes.POINTER(Matrix), _X],
         "encode": [model, _X, _X, _X, _X, _N, _N, _N],
         "step": [model, ctypes.POINTER(State), _X, _X, _X, _X, _X],
+        "choose": [model, _X, _X, _X, _X, ctypes.POINTER(Asked), _N, _N, _X, _X, _X],
         "look": [model, _X, _X, _X, _X, _N, _X],
     }.items():
         function = getattr(found, name)

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -124,22 +125,56 @@ class NativeStepper(FastStepper):
             self.native, ctypes.byref(given), x_RD.data_ptr(), out_RD.data_ptr(), scale_R.data_ptr(),
             peak_RN.data_ptr(), log_sum_R1.data_ptr(),
         )  # fmt: skip
-        output = self.output
-        assert isinstance(output, Int8Product)
+        after = replace(state, length_B=state.length_B + 1, longest=state.longest + 1)
+        return NativePeaks(peak_RN, log_sum_R1, *self._lookers(out_RD, scale_R), self, out_RD, scale_R), after
 
+    def _lookers(
+        self, x_RD: Tensor, scale_R: Tensor
+    ) -> tuple[Callable[[Tensor, Tensor], Tensor], Callable[[], Tensor]]:
         def look(row: Tensor, group: Tensor) -> Tensor:
             found = torch.empty(*row.shape, GROUP)
             self.kernels.look(
-                self.native, out_RD.data_ptr(), scale_R.data_ptr(), row.data_ptr(),
-                group.data_ptr(), row.numel(), found.data_ptr(),
+                self.native, x_RD.data_ptr(), scale_R.data_ptr(), row.data_ptr(), group.data_ptr(), row.numel(),
+                found.data_ptr(),
             )  # fmt: skip
             return found
 
         def logits() -> Tensor:
-            return output.of((out_RD[:n_rows, : config.d_model].contiguous(), scale_R[:, None]))
+            return self.output.of((x_RD[: len(scale_R), : self.config.d_model].contiguous(), scale_R[:, None]))
 
-        after = replace(state, length_B=state.length_B + 1, longest=state.longest + 1)
-        return Peaks(peak_RN, log_sum_R1, look, logits), after
+        return look, logits
+
+
+@dataclass(frozen=True)
+class NativePeaks(Peaks):
+    """Looks into as many groups as it takes."""
+
+    stepper: NativeStepper
+    x_RD: Tensor
+    scale_R: Tensor
+
+    def best(
+        self, so_far_BK: Tensor, state_BK: Tensor, penalty_AV: Tensor, n_open_B1: Tensor, may_end_B: Tensor | None,
+        eos_id: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        n, n_kept = so_far_BK.shape
+        value_BC = torch.empty(n, n_kept + 1)
+        parent_BC, token_BC = (torch.empty(n, n_kept + 1, dtype=torch.long) for _ in range(2))
+        so_far_BK, state_BK, penalty_AV = so_far_BK.contiguous(), state_BK.contiguous(), penalty_AV.contiguous()
+        asked = native.Asked(
+            so_far_BK.data_ptr(), state_BK.data_ptr(), penalty_AV.data_ptr(),
+            None if may_end_B is None else may_end_B.data_ptr(), eos_id,
+        )  # fmt: skip
+        self.stepper.kernels.choose(
+            self.stepper.native, self.x_RD.data_ptr(), self.scale_R.data_ptr(), self.peak_RN.data_ptr(),
+            self.log_sum_R1.data_ptr(), ctypes.byref(asked), n, n_kept, value_BC.data_ptr(), parent_BC.data_ptr(),
+            token_BC.data_ptr(),
+        )  # fmt: skip
+        return value_BC.masked_fill_(value_BC < LOW, -torch.inf), parent_BC, token_BC
+
+
+LOW = -1e37
+"""What is lower is -inf to native.c."""
 
 
 def _up(n: int, to: int) -> int:

@@ -1,7 +1,8 @@
 """The logits of a step in groups, of each of which the highest is known: a search looks into the few groups that can
 matter, and never writes a probability for every token."""
 
-# Axes: R rows, V vocabulary, N groups of a row, W tokens of a group; J blocks of G groups each, one after another.
+# Axes: B sentences, K hypotheses of each, R = B K rows, A states of an automaton, C candidates, V vocabulary, N groups
+# of a row, W tokens of a group; J blocks of G groups each, one after another.
 
 from __future__ import annotations
 
@@ -14,6 +15,10 @@ from torch import Tensor
 
 GROUP = 32
 """Tokens of a group. Sixteen take longer to choose among, and sixty-four to look into."""
+
+
+SPARE = 3
+"""Groups looked at beside as many as can be needed: some tokens are forbidden."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,61 @@ class Peaks:
         peak_RN = torch.cat(peaks, 1)[:, : -(-n_vocabulary // GROUP)]  # groups past the last are none
         return cls(peak_RN, log_sum_R1, look, logits)
 
+    def best(
+        self, so_far_BK: Tensor, state_BK: Tensor, penalty_AV: Tensor, n_open_B1: Tensor, may_end_B: Tensor | None,
+        eos_id: int,
+    ) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
+        """Of all continuations of a sentence's hypotheses the K + 1 best, the best first: their log-probability, whose
+        they are, by which token. None where the groups with the highest peaks are not enough to tell: too many tokens
+        are forbidden, or one as good was not looked at.
+
+        `so_far`: of each hypothesis; `state` and `penalty`: what may follow, as `Rules` has it; `may_end`: whether it
+        may end yet.
+        """
+        n_sentences, n_kept = so_far_BK.shape
+        n_groups, n_looked_at = self.peak_RN.shape[1], n_kept + 1 + SPARE
+        if n_kept * n_groups < n_looked_at:
+            return None
+        so_far_R1, log_sum_R1 = so_far_BK.reshape(-1, 1), self.log_sum_R1.float()
+        total_BN = (self.peak_RN.float() - log_sum_R1).add_(so_far_R1).view(n_sentences, -1)
+        highest_BN, place_BN = total_BN.topk(n_looked_at)
+        place_BN = place_BN.sort().values  # in the order of parents and tokens, by which equals are told apart
+        parent_BN, group_BN = place_BN // n_groups, place_BN % n_groups
+        row_BN = torch.arange(0, n_sentences * n_kept, n_kept, device=place_BN.device)[:, None] + parent_BN
+        log_prob_BNW = self.look(row_BN, group_BN).float() - log_sum_R1[row_BN]
+        penalty_ANW = in_groups(penalty_AV, -torch.inf)
+        allowed_BNW = log_prob_BNW.add_(penalty_ANW[state_BK.gather(1, parent_BN), group_BN])
+        if may_end_B is not None:
+            W = torch.arange(GROUP, device=place_BN.device)
+            is_end_BNW = (group_BN == eos_id // GROUP)[..., None] & (eos_id % GROUP == W)
+            allowed_BNW.masked_fill_(is_end_BNW & ~may_end_B[:, None, None], -torch.inf)
+        candidate_BC = allowed_BNW.add_(so_far_R1[row_BN]).flatten(1)
+        value_BC, place_BC = first_of_equals(candidate_BC, n_kept + 1, n_open_B1)
+        is_enough_B = (value_BC[:, -1] > highest_BN[:, -1]) | (highest_BN[:, 0] == -torch.inf)
+        if not bool(is_enough_B.all()):
+            return None
+        group_BC = place_BC // GROUP
+        token_BC = group_BN.gather(1, group_BC) * GROUP + place_BC % GROUP
+        return value_BC, parent_BN.gather(1, group_BC), token_BC
+
 
 def in_groups(x: Tensor, fill: float) -> Tensor:
     """The last axis, of the vocabulary, as groups."""
     if n_more := -x.shape[-1] % GROUP:
         x = F.pad(x, (0, n_more), value=fill)
     return torch.unflatten(x, -1, (-1, GROUP))
+
+
+def first_of_equals(candidate_BC: Tensor, n: int, n_open_B1: Tensor) -> tuple[Tensor, Tensor]:
+    """The n highest and where they stand; of equals, among those that stay, the first first."""
+    value_BC, place_BC = candidate_BC.topk(n)
+    place_BC, order_BC = place_BC.sort()
+    value_BC, rank_BC = value_BC.gather(1, order_BC).sort(descending=True, stable=True)
+    place_BC = place_BC.gather(1, rank_BC)
+    # topk takes any of equals. Where they reach from the last that stays to the end, it may have left out the first.
+    last_in_B1 = value_BC.gather(1, (n_open_B1 - 1).clamp(0, n - 1))
+    tied_B = ((last_in_B1 == value_BC[:, -1:]) & (last_in_B1 > -torch.inf))[:, 0].nonzero()[:, 0]
+    if len(tied_B):
+        sorted_BC = candidate_BC[tied_B].sort(descending=True, stable=True)
+        value_BC[tied_B], place_BC[tied_B] = sorted_BC.values[:, :n], sorted_BC.indices[:, :n]
+    return value_BC, place_BC

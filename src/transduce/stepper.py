@@ -251,9 +251,13 @@ class Cells:
     def put(self, places: Tensor, other: Cells) -> Cells:
         """The sentences at these places give way to the other's, in order. Nothing else is copied."""
         wide = self._as_wide_as(other)
-        has_past, other = other.longest > 0, other._as_wide_as(wide)
+        if other.longest > 0:
+            other = other._as_wide_as(wide)
+        else:  # what is in cells that nobody sees is all one
+            hidden_BKC = _widen(other.hidden_BKC, 2, wide.hidden_BKC.shape[2], -torch.inf)
+            other = replace(other._with_room(wide.unseen_B11S.shape[3], 0), hidden_BKC=hidden_BKC)
         for name, axis in AXES.items():
-            if has_past or name != "cell_LBHCW":  # what is in cells that nobody sees is all one
+            if name != "cell_LBHCW" or other.longest > 0:
                 getattr(wide, name).index_copy_(axis, places, getattr(other, name))
         return replace(wide, n_source=in_lanes(_longest(wide.source_B)), longest=_longest(wide.length_B))
 
