@@ -27,6 +27,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]  # so that it can be run as a fi
 import torch
 import typer
 
+from benchmarks.translate_speed import REST
 from benchmarks.turns import Worker, ratio
 from experiments.chart import line_chart
 from experiments.passport import passport, write_result
@@ -176,6 +177,7 @@ def start(name: str, dtype: str, config: RunConfig, size: str, place: Path) -> W
 
 
 def per_second(worker: Worker, question: dict[str, Any]) -> float:
+    time.sleep(REST)
     seconds = worker.ask(question)
     assert seconds is not None, "it has died"
     return float(question["n"] / seconds)
