@@ -402,7 +402,7 @@ def test_the_best_of_few_are_the_best_of_all_or_are_not_told() -> None:
         n_ended_B = torch.randint(0, n_kept, (3,))
         is_open_BK = torch.arange(n_kept) < (n_kept - n_ended_B)[:, None]
         beams = replace(
-            Beams.start(sentences, settings, [9] * 3, torch.device("cpu")),
+            Beams.start(sentences, settings, [9] * 3, 1, torch.device("cpu")),
             log_prob_BK=torch.where(is_open_BK, -(torch.rand(3, n_kept) * steps).round() / steps, -torch.inf),
             n_ended_B=n_ended_B,
             state_BK=torch.randint(0, 2, (3, n_kept)),
@@ -442,7 +442,7 @@ def test_a_prefix_comes_on_top_of_the_limit() -> None:
 def test_a_search_gets_no_wider_than_those_in_it() -> None:
     settings = DecodeConfig(beam_size=2)
     sentences = [Sentence(0, [9] * 3), Sentence(1, [9] * 300)]
-    beams = Beams.start(sentences, settings, [limit_of(s, settings, None) for s in sentences], torch.device("cpu"))
+    beams = Beams.start(sentences, settings, [limit_of(s, settings, None) for s in sentences], 1, torch.device("cpu"))
     assert beams.token_BKT.shape == (2, 2, 350)
     assert beams.select(torch.tensor([0])).token_BKT.shape == (1, 2, 53)
     assert beams.select(torch.tensor([], dtype=torch.long)).token_BKT.shape == (0, 2, 0)

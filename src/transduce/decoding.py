@@ -235,6 +235,8 @@ class Beams:
     margin_B: Tensor
     n_ended_B: Tensor
     token_BKT: Tensor
+    last_BK: Tensor
+    """The tokens to go on from; those that have ended go on from anything, for nothing."""
     log_prob_BK: Tensor
     """-inf where none goes on."""
     state_BK: Tensor
@@ -246,8 +248,9 @@ class Beams:
 
     @classmethod
     def start(
-        cls, sentences: Sequence[Sentence], settings: DecodeConfig, limits: Sequence[int], device: torch.device
-    ) -> Beams:
+        cls, sentences: Sequence[Sentence], settings: DecodeConfig, limits: Sequence[int], bos_id: int,
+        device: torch.device,
+    ) -> Beams:  # fmt: skip
         n, n_kept, longest = len(sentences), settings.n_hypotheses, max(limits)
         n_forced = max(len(sentence.prefix) for sentence in sentences)
         forced = [[*sentence.prefix, *[NONE] * (n_forced - len(sentence.prefix))] for sentence in sentences]
@@ -264,6 +267,7 @@ class Beams:
             margin_B=torch.full((n,), torch.inf, device=device),
             n_ended_B=whole_B,
             token_BKT=torch.full((n, n_kept, longest), NONE, device=device),
+            last_BK=torch.full((n, n_kept), bos_id, device=device),
             log_prob_BK=log_prob_BK,
             state_BK=whole_BK,
             ended_token_BKT=torch.full((n, n_kept, longest), NONE, device=device),
@@ -298,12 +302,6 @@ class Beams:
         n_kept, n = self.token_BKT.shape[1:]
         return length_B.clamp(0, max(n - 1, 0))[:, None, None].expand(-1, n_kept, 1)
 
-    def last_R(self, bos_id: int) -> Tensor:
-        """The tokens to go on from."""
-        last_BK = self.token_BKT.gather(2, self.place_BK1(self.length_B - 1))[..., 0]
-        # Those that have ended go on from anything, for nothing.
-        return torch.where(last_BK < 0, bos_id, last_BK).flatten()
-
     def is_over_B(self, settings: DecodeConfig) -> Tensor:
         """Whether nothing that a search could still find would change what it returns."""
         best_log_prob_B = self.log_prob_BK.max(1).values
@@ -336,7 +334,7 @@ def advance(
 
     after = replace(
         beams, length_B=length_B, margin_B=torch.minimum(beams.margin_B, chosen.margin_B), token_BKT=token_BKT,
-        log_prob_BK=chosen.log_prob_BK, state_BK=state_BK,
+        last_BK=chosen.token_BK, log_prob_BK=chosen.log_prob_BK, state_BK=state_BK,
     )  # fmt: skip
     has_ended_BK = (chosen.token_BK == eos_id) & (chosen.log_prob_BK > -torch.inf)
     if not bool(has_ended_BK.any()):
@@ -460,14 +458,14 @@ def search(
             fresh = stepper.start(_padded([s.source for s in new], config.pad_id, device))
             if n_kept > 1:
                 fresh = fresh.select(torch.arange(len(new), device=device).repeat_interleave(n_kept))
-            fresh_beams = Beams.start(new, settings, limits, device)
+            fresh_beams = Beams.start(new, settings, limits, config.bos_id, device)
             if beams is None or state is None:
                 running, beams, state = new, fresh_beams, fresh
             else:
                 running, beams, state, gone = _enter(running, beams, state, gone, new, fresh_beams, fresh, n_kept)
         if beams is None or state is None or not running:
             return
-        scores, state = stepper.step(beams.last_R(config.bos_id), state)
+        scores, state = stepper.step(beams.last_BK.flatten(), state)
         peaks = scores if isinstance(scores, Peaks) else Peaks.of(scores)
         beams, parent_BK = advance(beams, peaks, settings, rules, config.eos_id, choose)
         over = [i for i, is_it in enumerate(beams.is_over_B(settings).tolist()) if is_it and i not in gone]

@@ -61,6 +61,7 @@ static void times_amx(const int8_t *x, int64_t n_rows, int64_t n_k, const int8_t
     for (int64_t c = 0; c < n_columns; c += 32)
         for (int64_t r = 0; r < n_rows; r += 32) {
             const int8_t *left = x + r * n_k, *right = w + c * n_k;
+            const int is_tall = n_rows - r > 16;
             _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
             for (int64_t k = 0; k < n_k; k += 64) {
                 _tile_loadd(4, left + k, n_k);
@@ -68,6 +69,7 @@ static void times_amx(const int8_t *x, int64_t n_rows, int64_t n_k, const int8_t
                 _tile_dpbssd(0, 4, 6);
                 _tile_loadd(7, right + n_k * 16 + k * 16, 64);
                 _tile_dpbssd(1, 4, 7);
+                if (!is_tall) continue;
                 _tile_loadd(5, left + 16 * n_k + k, n_k);
                 _tile_dpbssd(2, 5, 6);
                 _tile_dpbssd(3, 5, 7);
@@ -75,6 +77,7 @@ static void times_amx(const int8_t *x, int64_t n_rows, int64_t n_k, const int8_t
             int32_t *to = out + r * n_columns + c;
             _tile_stored(0, to, stride);
             _tile_stored(1, to + 16, stride);
+            if (!is_tall) continue;
             _tile_stored(2, to + 16 * n_columns, stride);
             _tile_stored(3, to + 16 * n_columns + 16, stride);
         }

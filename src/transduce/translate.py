@@ -197,7 +197,7 @@ class Translator:
     ) -> Iterator[Translation]:
         """In the order of the texts, each as soon as it and all before it are found. Holds some windows of lines.
 
-        `texts` is read in a thread of its own: lines that come slowly are translated as they come.
+        `texts`, unless it is a list, is read in a thread of its own: lines that come slowly are begun as they come.
         `with_details` adds tokens and alignment. `prefix`: how every translation must begin.
         """
         lines = _Lines(self, texts, self.tag_for(to), self.encode_prefix(prefix))
@@ -418,7 +418,8 @@ class _Before:
 
 
 class _Lines:
-    """Lines that come, the sentences that are made of them, and the way back. A thread reads; all else is the search's.
+    """Lines that come, the sentences that are made of them, and the way back. A thread reads, unless all lines are here
+    from the start; all else is the search's.
 
     What has come is sorted by length, some batches at a time, so that sentences side by side are alike.
     """
@@ -434,7 +435,9 @@ class _Lines:
         self.n_sentences = 0
         self.lines: dict[int, _Line] = {}
         self.n_lines = self.n_given = 0
-        threading.Thread(target=self._read, args=(iter(texts),), daemon=True).start()
+        self.given = iter(texts) if isinstance(texts, list | tuple) else None
+        if self.given is None:  # for one sentence a thread would cost a tenth of its time
+            threading.Thread(target=self._read, args=(iter(texts),), daemon=True).start()
 
     def _read(self, texts: Iterator[str]) -> None:
         last: BaseException | None = None
@@ -480,9 +483,9 @@ class _Lines:
         n_taken = 0
         while not self.has_ended and n_taken < self.window:
             try:
-                item = self.read.get(
+                item = next(self.given, None) if self.given is not None else self.read.get(
                     block=wait or n_taken > 0, timeout=None if wait and not n_taken else GATHER_SECONDS
-                )
+                )  # fmt: skip
             except queue.Empty:
                 break
             if isinstance(item, str):
