@@ -89,23 +89,34 @@ def translate_speed_cpu() -> str:
          f"{found['bleu']['beam 4'][way]:.1f}"]
         for way in found["per_second"]["beam 4"]
     ]  # fmt: skip
-    rows.append(
-        [f"{found['ours']} over CTranslate2 (int8)", "{:.2f} ({:.2f} to {:.2f})".format(*found["ratio"]), *[""] * 4]
-    )
+    for name, key in (("CTranslate2 (int8)", "ratio"), ("Hugging Face", "over_hugging_face")):
+        rows.append([f"{found['ours']} over {name}", "{:.2f} ({:.2f} to {:.2f})".format(*found[key]), *[""] * 4])
     return table(["sentences a second, two cores", *kinds, "BLEU"], rows)
+
+
+def translate_speed_base_cpu() -> str:
+    found = result("benchmarks/results/translate_forced_base_cpu.json")
+    rows = [[way, f"{statistics.median(of):,.1f}", str(found["batch"][way])] for way, of in found["per_second"].items()]
+    for name, key in (("CTranslate2 (int8)", "ratio"), ("Hugging Face", "over_hugging_face")):
+        rows.append([f"ours (int8) over {name}", "{:.2f} ({:.2f} to {:.2f})".format(*found[key]), ""])
+    return table(["base, 32,000 subwords, 20 tokens, beam 4, two cores", "sentences a second", "batch"], rows)
 
 
 def multi30k() -> str:
     runs, rows = result("experiments/results/multi30k_h200.json")["runs"], []
-    kinds = dict.fromkeys((run["form"], run["direction"], run["passes"]) for run in runs)
-    for kind in kinds:
-        own = [run for run in runs if (run["form"], run["direction"], run["passes"]) == kind]
+    kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for run in runs:
+        settings = dict(setting.split("=", 1) for setting in run["settings"])
+        rate = f"{settings['train.rate_factor']}, {settings['train.warmup_steps']}"
+        kinds.setdefault((f"{run['form']} {run['direction']}", rate), []).append(run)
+    for kind, own in sorted(kinds.items(), key=lambda item: item[0], reverse=True):
         chosen = [run["with_the_penalty_best_on_val"]["bleu"] for run in own]
+        on_val = [run["bleu_on_val"] for run in own]
         rows.append([
-            " ".join(kind), spread_of([run["bleu"] for run in own]), spread_of(chosen),
-            str(len(own)), f"{statistics.mean(run['minutes'] for run in own):.1f}",
+            *kind, spread_of([run["bleu"] for run in own]), spread_of(on_val), spread_of(chosen), str(len(own)),
+            f"{statistics.mean(run['minutes'] for run in own):.1f}",
         ])  # fmt: skip
-    head = ["form, direction, passes", "BLEU", "with the penalty best on val", "seeds", "minutes of training"]
+    head = ["form, direction", "rate, warm-up", "BLEU", "on val", "with the penalty best on val", "seeds", "minutes"]
     return table(head, rows)
 
 
@@ -118,6 +129,7 @@ TABLES = {
     "train-speed-cpu": train_speed_cpu,
     "train-speed-gpu": train_speed_gpu,
     "translate-speed-cpu": translate_speed_cpu,
+    "translate-speed-base-cpu": translate_speed_base_cpu,
     "multi30k": multi30k,
 }
 
