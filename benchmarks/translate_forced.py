@@ -27,7 +27,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]  # so that it can be run as a fi
 import torch
 import typer
 
-from benchmarks.translate_speed import REST
+from benchmarks.translate_speed import CT2, HF, OURS, REST
 from benchmarks.turns import Worker, ratio
 from experiments.chart import line_chart
 from experiments.passport import passport, write_result
@@ -42,7 +42,6 @@ from transduce.native_stepper import NativeStepper
 from transduce.stepper import FastStepper
 from transduce.translate import in_threads
 
-OURS, CT2, HF = "ours", "CTranslate2", "Hugging Face"
 WAYS = ((OURS, "int8"), (OURS, "float32"), (CT2, "int8"), (CT2, "float32"), (HF, "float32"))
 BATCHES = (16, 32, 64, 128)
 GROWTH = {"batch": (1, 4, 16, 64, 256), "beam": (1, 2, 4, 8, 16), "length": (10, 20, 40, 80, 160)}
@@ -206,6 +205,7 @@ def grow(workers: dict[str, Worker], question: dict[str, Any]) -> dict[str, Any]
         for value in values:
             for name, one in workers.items():
                 asked = {"batch": 64} | question | {of: value}
+                asked["n"] = max(asked["n"], 2 * torch.get_num_threads() * asked["batch"])  # or no batch would be full
                 if asked["batch"] * asked["beam"] < 8:
                     asked["n"] = 32  # one by one it takes long
                 speeds = [per_second(one, asked) for _ in range(3)]

@@ -108,6 +108,36 @@ def its_own(peaks: Peaks) -> None:
     assert bool((last[:, logits_RV.shape[1] - (n_groups - 1) * GROUP :] < -1e38).all()), "past the last there is none"
 
 
+@pytest.mark.parametrize("n_kept", [1, 4])
+@pytest.mark.parametrize("forbidden", [0.0, 0.3, 0.99])
+def test_the_best_continuations_are_found(n_kept: int, forbidden: float) -> None:
+    """From the same peaks by both ways; some hypotheses go no further, some sentences may not end, few tokens may be
+    said."""
+    config = prime_config(target_vocab_size=1103, tied_embeddings="none")
+    model = random_model(config, torch.float32).eval()
+    fast, n, eos_id = NativeStepper(model), 6, 7
+    state = fast.start(sources(n, 9, 0, config.pad_id)).select(torch.arange(n).repeat_interleave(n_kept))
+    peaks, _ = fast.step(torch.randint(3, 30, (n * n_kept,)), state)
+    penalty_AV = torch.zeros(2, 1103).masked_fill(torch.rand(2, 1103) < forbidden, -torch.inf)
+    penalty_AV[:, eos_id] = 0
+    so_far_BK = -torch.rand(n, n_kept)
+    so_far_BK[0, 1:], so_far_BK[1] = -torch.inf, -torch.inf
+    state_BK = torch.randint(0, 2, (n, n_kept))
+    may_end_B = torch.arange(n) % 2 == 0
+    for may_end in (None, may_end_B):
+        found = peaks.best(so_far_BK, state_BK, penalty_AV, torch.full((n, 1), n_kept), may_end, eos_id)
+        assert found is not None
+        value_BC, parent_BC, token_BC = found
+        log_prob_RV = peaks.logits() - peaks.log_sum_R1 + penalty_AV[state_BK.flatten()] + so_far_BK.view(-1, 1)
+        allowed_BKV = log_prob_RV.view(n, n_kept, -1)
+        if may_end is not None:
+            allowed_BKV[~may_end, :, eos_id] = -torch.inf
+        expected_BC, place_BC = allowed_BKV.flatten(1).topk(n_kept + 1)
+        torch.testing.assert_close(value_BC, expected_BC)
+        is_one_BC = expected_BC > -torch.inf
+        assert torch.equal((parent_BC * 1103 + token_BC)[is_one_BC], place_BC[is_one_BC])
+
+
 def test_cells_that_somebody_needs_are_not_given_away() -> None:
     torch.manual_seed(0)
     kernels = native.library()

@@ -15,7 +15,8 @@ from tests.primes import prime_config, random_model
 from tests.test_bundled import heldout
 from transduce import Translator
 from transduce.decoding import put
-from transduce.stepper import Cells, FastStepper, Int8Product, Product, why_not
+from transduce.peaks import Peaks
+from transduce.stepper import BLOCK, FEW_ROWS, Cells, FastStepper, Int8Product, Precision, Product, why_not
 
 
 def sources(n: int, longest: int, seed: int, pad_id: int) -> Tensor:
@@ -67,6 +68,21 @@ def test_logits_are_the_models(changes: dict[str, Any]) -> None:
             states = [state.join(other) for state, other in zip(states, new, strict=True)]
     assert isinstance(states[1], Cells)
     assert states[1].cell_LBHCW.shape[3] < 2 * 40 + 32, "cells that nobody needs any more are given up"
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_logits_in_blocks_are_those_found_at_once(precision: Precision, bias: bool) -> None:
+    config = prime_config(tied_embeddings="none", target_vocab_size=2 * BLOCK + 79, output_bias=bias)
+    fast = FastStepper(random_model(config, torch.float32).eval(), precision)
+    x_RD = torch.randn(FEW_ROWS + 3, config.d_model)
+    found, expected = fast.peaks(x_RD), Peaks.of(fast.output(x_RD))
+    torch.testing.assert_close(found.logits(), expected.logits())
+    torch.testing.assert_close(found.peak_RN, expected.peak_RN)
+    torch.testing.assert_close(found.log_sum_R1, expected.log_sum_R1)
+    row = torch.arange(FEW_ROWS + 3)[:, None].expand_as(found.peak_RN)
+    group = torch.arange(found.peak_RN.shape[1]).expand_as(found.peak_RN)
+    torch.testing.assert_close(found.look(row, group), expected.look(row, group))
 
 
 def test_nobody_left_is_no_fault() -> None:

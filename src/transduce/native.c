@@ -519,7 +519,7 @@ void choose(const model *m, const int8_t *x, const float *x_scale, const float *
     const int64_t n_groups = up(m->output.n_out, GROUP) / GROUP, n_most = n_kept + 1;
     candidate best[n_most];
     for (int64_t b = 0; b < n_sentences; b++) {
-        /* As many peaks as are wanted are at least as good as the lowest of them: if all may be said, that bounds. */
+        /* The peaks: where all of them may be said, none that is wanted is lower than the last of as many. */
         int64_t n = 0;
         for (int64_t row = b * n_kept; row < (b + 1) * n_kept; row++)
             for (int64_t g = 0; g < n_groups && a->so_far[row] >= LOWEST / 3; g++) {
@@ -528,9 +528,13 @@ void choose(const model *m, const int8_t *x, const float *x_scale, const float *
                     n = take_in(best, n, n_most, (candidate){highest, 0, 0});
             }
         float bound = n == n_most ? best[n - 1].value : LOWEST;
-        /* What is found again may be rounded to a little less than its peak. */
-        n = look_for(m, x, x_scale, peak, log_sum, a, b, n_kept, bound - 1e-4f * fabsf(bound), best);
-        if (n < n_most) n = look_for(m, x, x_scale, peak, log_sum, a, b, n_kept, LOWEST, best);
+        bound -= 1e-4f * fabsf(bound); /* what is found again may be rounded to a little less than its peak */
+        n = look_for(m, x, x_scale, peak, log_sum, a, b, n_kept, bound, best);
+        /* Some may not be said, and what was not looked into may hold better ones than those that stand for them. */
+        if (n < n_most || best[n - 1].value < bound) {
+            bound = n < n_most ? LOWEST : best[n - 1].value - 1e-4f * fabsf(best[n - 1].value);
+            n = look_for(m, x, x_scale, peak, log_sum, a, b, n_kept, bound, best);
+        }
         for (int64_t i = 0; i < n_most; i++) {
             value[b * n_most + i] = i < n ? best[i].value : LOWEST;
             parent[b * n_most + i] = i < n ? best[i].parent : 0;

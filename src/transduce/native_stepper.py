@@ -110,8 +110,7 @@ class NativeStepper(FastStepper):
     def step(self, last_R: Tensor, state: Cells) -> tuple[Peaks, Cells]:
         state, cell_BK, end = self._with_cells(state)
         n, n_kept, n_cells = state.hidden_BKC.shape
-        position_B1D = self._positions(1, state.longest + 1)[state.length_B][:, None]
-        x_RD = (self.target_VD[last_R].view(n, n_kept, -1) + position_B1D).flatten(0, 1)
+        x_RD = self._embed(last_R, state)
         given = native.State(
             state.cell_LBHCW.data_ptr(), cell_BK.data_ptr(), state.hidden_BKC.data_ptr(),
             state.memory_key_LBHKS.data_ptr(), state.memory_value_LBHSU.data_ptr(), state.source_B.data_ptr(), n,

@@ -442,9 +442,12 @@ class FastStepper:
         n, n_kept = cell_BK.shape
         own_KK = torch.eye(n_kept, device=last_R.device, dtype=state.hidden_BKC.dtype).log()  # 0 at its own, else -inf
         state.hidden_BKC.scatter_(2, cell_BK[:, None].expand(-1, n_kept, -1), own_KK.expand(n, -1, -1))
+        return state, cell_BK, self._embed(last_R, state)
+
+    def _embed(self, last_R: Tensor, state: Cells) -> Tensor:
         position_B1D = self._positions(1, state.longest + 1)[state.length_B][:, None]
-        x_RD = (self.target_VD[last_R].view(n, n_kept, -1) + position_B1D).flatten(0, 1)
-        return state, cell_BK, x_RD
+        x_BKD: Tensor = torch.unflatten(self.target_VD[last_R], 0, state.hidden_BKC.shape[:2]) + position_B1D
+        return x_BKD.flatten(0, 1)
 
     def peaks(self, x_RD: Tensor) -> Peaks:
         n_rows, n = len(x_RD), self.config.target_vocab_size
