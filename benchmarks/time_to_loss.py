@@ -65,6 +65,7 @@ def main() -> None:
 def trainer_of(folder: Path, config: RunConfig, prepared: Prepared, device: str) -> Trainer:
     longest = int(max(of.max() for of in prepared.train.lengths()))
     choices = choose(config, device, 1, longest, deterministic=False)
+    choices.apply()  # to both: else cuDNN would make a plan for every shape, and the plain loop be some times slower
     group = Group(0, 1, torch.device(device))
     return Trainer(folder, config, choices, prepared.train, prepared.valid, group, lambda event: None)
 

@@ -136,8 +136,13 @@ def seconds(step: Callable[[], None], n: int, device: str) -> float:
 
 class Worker(turns.Worker):
     def __init__(self, way: Way, size: str, device: str, tokens: int) -> None:
-        self.way, self.tokens = way, tokens // LENGTH * LENGTH
+        self.way, self.tokens, self.is_warm = way, tokens // LENGTH * LENGTH, False
         super().__init__(__file__, {"way": asdict(way), "size": size, "device": device, "tokens": tokens})
+
+    def warm_up(self, n_steps: int) -> None:
+        """Begins with it: the answer is still to come."""
+        self.begin(n_steps)
+        self.is_warm = True
 
     def speed(self, n_steps: int) -> float | None:
         """Target tokens per second; None where the process has died, as some precisions do on some machines."""
@@ -160,15 +165,16 @@ def candidates(name: str, device: str, keeps_memory: bool) -> list[Way]:
     return [Way(name, dtype, keeps_memory=keeps_memory) for dtype in ("float32", "bfloat16")]
 
 
-def fastest(ways: list[Way], size: str, device: str, tokens: int, n_warm: int) -> Worker | None:
+def fastest(workers: list[Worker], n_warm: int) -> Worker | None:
+    """The others are ended."""
     found: tuple[float, Worker] | None = None
-    for way in ways:
-        worker = Worker(way, size, device, tokens)
-        worker.speed(n_warm)
+    for worker in workers:
+        if not worker.is_warm:
+            worker.warm_up(n_warm)
+        worker.answer()
         speed = worker.speed(1)
-        print(
-            f"  {way}: " + ("does not run here" if speed is None else f"{speed:,.0f} tokens/s in one step"), flush=True
-        )
+        said = "does not run here" if speed is None else f"{speed:,.0f} tokens/s in one step"
+        print(f"  {worker.way}: {said}", flush=True)
         if speed is None or (found is not None and found[0] >= speed):
             worker.end()
             continue
@@ -176,6 +182,19 @@ def fastest(ways: list[Way], size: str, device: str, tokens: int, n_warm: int) -
             found[1].end()
         found = speed, worker
     return None if found is None else found[1]
+
+
+def fastest_of_each(ways: list[list[Way]], size: str, device: str, tokens: int, n_warm: int) -> list[Worker]:
+    """Of each list one, where any runs. On a GPU they are compiled beside each other, which takes cores alone."""
+
+    def started(some: list[Way]) -> list[Worker]:
+        return [Worker(way, size, device, tokens) for way in some]
+
+    at_once = [started(some) for some in ways] if device == "cuda" else []
+    for worker in (worker for some in at_once for worker in some if worker.way.compiled):
+        worker.warm_up(n_warm)
+    found = [fastest(at_once[i] if at_once else started(some), n_warm) for i, some in enumerate(ways)]
+    return [worker for worker in found if worker is not None]
 
 
 def take_turns(workers: list[Worker], rounds: int, n_steps: int) -> dict[str, list[float]]:
@@ -208,12 +227,10 @@ def main(
     names = installed([name for name in PEERS if not quick or name in ("nn.Transformer", "Marian")])
     n_warm, n_steps = (3, 20) if on_gpu else (1, 1)
 
-    def start(ways: list[Way]) -> list[Worker]:
-        found = fastest(ways, size, device, tokens, n_warm)
-        return [] if found is None else [found]
+    def start(ways: list[list[Way]]) -> list[Worker]:
+        return fastest_of_each(ways, size, device, tokens, n_warm)
 
-    (ours,) = start(candidates(OURS, device, not on_gpu))
-    peers = [worker for name in names for worker in start(candidates(name, device, False))]
+    ours, *peers = start([candidates(OURS, device, not on_gpu), *(candidates(name, device, False) for name in names)])
     speeds = take_turns([ours, *peers], rounds, n_steps)
     peer = max(peers, key=lambda one: statistics.median(speeds[str(one.way)]))
     for one in peers:
@@ -225,7 +242,7 @@ def main(
     }  # fmt: skip
     if not on_gpu:
         print("with the allocator set alike:")
-        for alike in start([replace(peer.way, keeps_memory=True)]):
+        for alike in start([[replace(peer.way, keeps_memory=True)]]):
             again = take_turns([ours, alike], rounds, n_steps)
             alike.end()
             result["keeping_memory"] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import subprocess
@@ -27,11 +28,19 @@ class Worker:
 
     def ask(self, question: Any) -> Any | None:
         """None where the process has died, whose last words are then printed."""
+        self.begin(question)
+        return self.answer()
+
+    def begin(self, question: Any) -> None:
+        with contextlib.suppress(OSError):  # who has died has no answer either
+            self._tell(question)
+
+    def answer(self) -> Any | None:
+        """To the first question that has none yet."""
         assert self.process.stdout is not None
         try:
-            self._tell(question)
             return json.loads(self.process.stdout.readline())
-        except (OSError, ValueError):
+        except ValueError:
             self.process.wait()
             self.errors.seek(0)
             print("".join(self.errors.readlines()[-3:]), end="", flush=True)

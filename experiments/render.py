@@ -66,6 +66,7 @@ def train_speed_gpu() -> str:
     synthetic = {one["d_model"]: one for one in result("benchmarks/results/gpu_passes_h200.json")["speed"]}
     found = [one["ways"]["written"] for one in real]
     alone = [synthetic[one["config"]["model"]["d_model"]] for one in real]
+    beside = result("benchmarks/results/train_speed_base_h200.json")
     rows = [
         [
             "`transduce train` on Europarl, padding not counted",
@@ -76,6 +77,11 @@ def train_speed_gpu() -> str:
             "one batch of sentences of 32 tokens, again and again",
             *(f"{of['target_tokens_per_second']:,.0f}" for of in alone),
         ],
+        *(
+            [f"... {way}, beside peers" if way == beside["ours"] else f"... {way}", f"{statistics.median(of):,.0f}", ""]
+            for way, of in beside["target_tokens_per_second"].items()
+        ),
+        ["... ours over the fastest of them", "{:.2f} ({:.2f} to {:.2f})".format(*beside["ratio"]), ""],
         ["memory, GB", *(f"{of['memory_bytes'] / 1e9:.1f}" for of in found)],
     ]
     return table(["target tokens a second, one H200", *sizes], rows)
@@ -103,26 +109,41 @@ def translate_speed_base_cpu() -> str:
 
 
 def multi30k() -> str:
-    runs, rows = result("experiments/results/multi30k_h200.json")["runs"], []
-    kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for run in runs:
-        settings = dict(setting.split("=", 1) for setting in run["settings"])
-        rate = f"{settings['train.rate_factor']}, {settings['train.warmup_steps']}"
-        kinds.setdefault((f"{run['form']} {run['direction']}", rate), []).append(run)
-    for kind, own in sorted(kinds.items(), key=lambda item: item[0], reverse=True):
-        chosen = [run["with_the_penalty_best_on_val"]["bleu"] for run in own]
-        on_val = [run["bleu_on_val"] for run in own]
-        rows.append([
-            *kind, spread_of([run["bleu"] for run in own]), spread_of(on_val), spread_of(chosen), str(len(own)),
-            f"{statistics.mean(run['minutes'] for run in own):.1f}",
-        ])  # fmt: skip
-    head = ["form, direction", "rate, warm-up", "BLEU", "on val", "with the penalty best on val", "seeds", "minutes"]
-    return table(head, rows)
+    rows = []
+    for name, runs in kinds_of(result("experiments/results/multi30k_h200.json"), "form", "direction").items():
+        rows.append(row_of(name, runs))
+    (alone,) = result("experiments/results/multi30k_alone_h200.json")["runs"]
+    rows.append(row_of(f"{alone['form']} {alone['direction']}, seed {alone['seed']}, alone on the GPU", [alone]))
+    return table(["form, direction", "BLEU", "on val", "with the penalty best on val", "seeds", "minutes"], rows)
 
 
-def spread_of(values: Sequence[float]) -> str:
+def kinds_of(found: dict[str, Any], *keys: str) -> dict[str, list[dict[str, Any]]]:
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for run in found["runs"]:
+        kinds.setdefault(" ".join(run[key] for key in keys), []).append(run)
+    return dict(sorted(kinds.items(), reverse=True))
+
+
+def row_of(name: str, runs: Sequence[dict[str, Any]]) -> list[str]:
+    chosen = [run["with_the_penalty_best_on_val"]["bleu"] for run in runs]
+    bleu, on_val = ([run[key] for run in runs] for key in ("bleu", "bleu_on_val"))
+    minutes = statistics.mean(run["minutes"] for run in runs)
+    return [name, spread_of(bleu), spread_of(on_val), spread_of(chosen), str(len(runs)), f"{minutes:.1f}"]
+
+
+def passes() -> str:
+    """The fast way of training beside its slow twin."""
+    rows = []
+    for name, runs in kinds_of(result("experiments/results/multi30k_passes_h200.json"), "passes").items():
+        losses, bleu, minutes = ([run[key] for run in runs] for key in ("valid_loss", "bleu", "minutes"))
+        rows.append([name, spread_of(losses, 4), spread_of(bleu), f"{statistics.mean(minutes):.1f}"])
+    return table(["passes", "validation loss", "BLEU", "minutes"], rows)
+
+
+def spread_of(values: Sequence[float], digits: int = 2) -> str:
     """Mean, and standard deviation where there are several."""
-    return f"{statistics.mean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"
 
 
 TABLES = {
@@ -131,6 +152,7 @@ TABLES = {
     "translate-speed-cpu": translate_speed_cpu,
     "translate-speed-base-cpu": translate_speed_base_cpu,
     "multi30k": multi30k,
+    "passes": passes,
 }
 
 if __name__ == "__main__":
