@@ -1,5 +1,7 @@
 """Translation on a GPU: how many lines change with the size of the batch, in float32 and in bfloat16, and how fast.
 
+Steps recorded as graphs beside their slow twin, the model.
+
 python -m benchmarks.gpu_translation --run RUN --source FILE --reference FILE --out benchmarks/results/...json
 """
 
@@ -31,17 +33,21 @@ def main() -> None:
     sources, references = (read_text(path)[: options.lines] for path in (options.source, options.reference))
     rows: list[dict[str, Any]] = []
     first: dict[str, list[str]] = {}
-    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+    for name, by_model in (("float32", True), ("float32", False), ("bfloat16", False)):
         for batch_size in map(int, options.batch_sizes.split(",")):
+            dtype: torch.dtype = getattr(torch, name)
             translator = Translator.load(options.run, device=options.device, dtype=dtype, batch_size=batch_size)
-            translator.translate(sources[:batch_size])  # to warm up
+            if by_model:
+                translator.stepper = translator.model
+            translator.translate(sources)  # to warm up
             start = time.perf_counter()
             found = translator.translate(sources)
             seconds = time.perf_counter() - start
             texts = [translation.text for translation in found]
             score = bleu(texts, references, 0)
             rows.append({
-                "dtype": name, "batch_size": batch_size, "sentences_per_second": len(texts) / seconds,
+                "dtype": name, "steps_by": type(translator.stepper).__name__, "batch_size": batch_size,
+                "sentences_per_second": len(texts) / seconds,
                 "changed": sum(a != b for a, b in zip(texts, first.setdefault(name, texts), strict=True)),
                 "changed_and_not_flagged": sum(
                     a.text != b and "close" not in a.flags for a, b in zip(found, first[name], strict=True)

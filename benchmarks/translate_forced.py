@@ -2,10 +2,13 @@
 
     python benchmarks/translate_forced.py --size base --out benchmarks/results/translate_forced_base_cpu.json
     python benchmarks/translate_forced.py --growth --out benchmarks/results/translate_growth_cpu.json
+    python benchmarks/translate_forced.py --device cuda --vocabulary 37000 --source FILE --subwords FILE
 
 Ours beside CTranslate2 and Hugging Face, the same weights, in turns; beam 4, and whichever size of batch is best for
-each. `--growth`: sentences a second against the size of a batch, the width of the beam and the length, as charts too.
-The last line is `ratio R (low-high)`: ours over CTranslate2, both in int8.
+each. With `--source`, lengths are those of its lines in these subwords. On a GPU ours is beside Hugging Face, both in
+bfloat16, and one sentence at a time, greedy, is timed too. `--growth`: sentences a second against the size of a batch,
+the width of the beam and the length, as charts too.
+The last line is `ratio R (low-high)`: ours over CTranslate2, both in int8; on a GPU, over Hugging Face.
 """
 
 # ruff: noqa: E402  # the path must be set before what lies on it is imported
@@ -16,8 +19,9 @@ import json
 import statistics
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,15 +39,25 @@ from transduce import Transformer, with_model
 from transduce.checkpoint import BUNDLED
 from transduce.config import PRESETS, RunConfig
 from transduce.data.subword import SUBWORDS, Subwords
-from transduce.decoding import Sentence, search
+from transduce.decoding import Sentence, free, search
+from transduce.evaluate import read_text
+from transduce.graph_stepper import GraphStepper
 from transduce.interop.ctranslate2 import to_ctranslate2
 from transduce.interop.marian import to_marian
 from transduce.native_stepper import NativeStepper
 from transduce.stepper import FastStepper
-from transduce.translate import in_threads
+from transduce.translate import TOKENS_PER_SENTENCE, Found, in_threads
 
-WAYS = ((OURS, "int8"), (OURS, "float32"), (CT2, "int8"), (CT2, "float32"), (HF, "float32"))
-BATCHES = (16, 32, 64, 128)
+WAYS = {
+    "cpu": ((OURS, "int8"), (OURS, "float32"), (CT2, "int8"), (CT2, "float32"), (HF, "float32")),
+    "cuda": ((OURS, "bfloat16"), (OURS, "float32"), (HF, "bfloat16")),
+}
+PEERS = {"cpu": (f"{OURS} (int8)", f"{CT2} (int8)"), "cuda": (f"{OURS} (bfloat16)", f"{HF} (bfloat16)")}
+"""Whose ratio is told."""
+BATCHES: dict[str, dict[str, tuple[int, ...]]] = {
+    "cpu": dict.fromkeys((OURS, CT2, HF), (16, 32, 64, 128)),
+    "cuda": {OURS: (256, 512, 1024), HF: (128, 256, 512)},
+}
 GROWTH = {"batch": (1, 4, 16, 64, 256), "beam": (1, 2, 4, 8, 16), "length": (10, 20, 40, 80, 160)}
 
 Rows = list[list[int]]
@@ -60,10 +74,10 @@ def work(task: dict[str, Any]) -> None:
     for line in sys.stdin:
         question = json.loads(line)
         torch.manual_seed(0)
-        rows = torch.randint(100, 7000, (question["n"], question["length"] - 1)).tolist()
+        rows = [torch.randint(100, 7000, (length - 1,)).tolist() for length in question["lengths"]]
         began = time.perf_counter()
         n_tokens = go(rows, question["beam"], question["batch"])
-        assert n_tokens >= question["n"] * (question["length"] - 1), "some have ended early"
+        assert n_tokens >= sum(map(len, rows)), "some have ended early"
         print(json.dumps(time.perf_counter() - began), flush=True)
 
 
@@ -76,22 +90,34 @@ def model_of(config: RunConfig) -> Transformer:
     return Transformer(config.model).eval()
 
 
+def by_length(rows: Rows) -> list[tuple[int, list[int]]]:
+    """The longest first, each with its number."""
+    return sorted(enumerate(rows), key=lambda numbered: -len(numbered[1]))
+
+
 def ours(config: RunConfig, task: dict[str, Any]) -> Go:
-    model, own = model_of(config), config.model
-    stepper = NativeStepper(model) if task["dtype"] == "int8" else FastStepper(model)
-    n_threads = torch.get_num_threads()
+    device, dtype = task["device"], task["dtype"]
+    on_gpu = device == "cuda"
+    model, own = model_of(config).to(device, torch.bfloat16 if dtype == "bfloat16" else torch.float32), config.model
+    stepper = GraphStepper(model) if on_gpu else NativeStepper(model) if dtype == "int8" else FastStepper(model)
+    n_threads, rules = 1 if on_gpu else torch.get_num_threads(), free(own).to(device)
 
     def go(rows: Rows, beam: int, batch: int) -> int:
-        length = len(rows[0]) + 1
+        longest = max(map(len, rows)) + 1  # before which none may end; and at its source's length each must
         settings = replace(
-            config.decode, beam_size=beam, min_length=length, max_extra_tokens=0, length_penalty="length",
+            config.decode, beam_size=beam, min_length=longest, max_extra_tokens=0, length_penalty="length",
             length_alpha=1.0, n_best=1,
         )  # fmt: skip
-        sentences = [Sentence(i, [*row, own.eos_id]) for i, row in enumerate(rows)]
-        found = in_threads(
-            lambda share, stop: search(stepper, own, share, settings, batch_size=batch, batch_tokens=1_000_000),
-            [sentences[i::n_threads] for i in range(n_threads)],
-        )
+        sentences = [Sentence(i, [*row, own.eos_id]) for i, row in by_length(rows)]
+
+        def search_one(share: Sequence[Sentence], stop: threading.Event) -> Iterator[Found]:
+            return search(
+                stepper, own, share, settings, rules, batch_size=batch,
+                batch_tokens=TOKENS_PER_SENTENCE * batch if on_gpu else 1_000_000, device=device,
+            )  # fmt: skip
+
+        shares = [sentences[i::n_threads] for i in range(n_threads)]
+        found = in_threads(search_one, shares) if n_threads > 1 else search_one(sentences, threading.Event())
         return sum(len(hypotheses[0].ids) for _, hypotheses in found)
 
     return go
@@ -106,7 +132,7 @@ def by_ctranslate2(config: RunConfig, task: dict[str, Any]) -> Go:
     pieces = Subwords.load(BUNDLED / SUBWORDS).pieces(range(7000))
 
     def go(rows: Rows, beam: int, batch: int) -> int:
-        length = len(rows[0]) + 1
+        length = max(map(len, rows)) + 1
         found = theirs.translate_batch(
             [[pieces[i] for i in row] for row in rows], beam_size=beam, length_penalty=1.0, max_batch_size=batch,
             min_decoding_length=length, max_decoding_length=length,
@@ -117,15 +143,18 @@ def by_ctranslate2(config: RunConfig, task: dict[str, Any]) -> Go:
 
 
 def by_hugging_face(config: RunConfig, task: dict[str, Any]) -> Go:
-    theirs, own = to_marian(model_of(config)), config.model
+    device, own = task["device"], config.model
+    theirs = to_marian(model_of(config)).to(device, getattr(torch, task["dtype"]))
 
     def go(rows: Rows, beam: int, batch: int) -> int:
-        n_tokens = 0
-        for first in range(0, len(rows), batch):
-            source_BS = torch.tensor([[*row, own.eos_id] for row in rows[first : first + batch]])
+        n_tokens, ordered = 0, [row for _, row in by_length(rows)]
+        for first in range(0, len(ordered), batch):
+            some = ordered[first : first + batch]
+            longest = len(some[0]) + 1
+            source_BS = torch.tensor([[*row, own.eos_id, *[own.pad_id] * (longest - len(row) - 1)] for row in some])
             found = theirs.generate(
-                input_ids=source_BS, attention_mask=torch.ones_like(source_BS), num_beams=beam, do_sample=False,
-                min_new_tokens=source_BS.shape[1], max_new_tokens=source_BS.shape[1], length_penalty=1.0,
+                input_ids=source_BS.to(device), attention_mask=(source_BS != own.pad_id).long().to(device),
+                num_beams=beam, do_sample=False, min_new_tokens=longest, max_new_tokens=longest, length_penalty=1.0,
                 early_stopping=False,
             )  # fmt: skip
             n_tokens += found[:, 1:].numel()
@@ -142,6 +171,9 @@ def main(
     vocabulary: int = 32_000,
     length: Annotated[int, typer.Option(help="Tokens of a source and of a translation.")] = 20,
     sentences: int = 128,
+    source: Annotated[Path | None, typer.Option(help="Lengths are those of its lines.")] = None,
+    subwords: Annotated[Path | None, typer.Option(help="In these subwords.")] = None,
+    device: str = "cuda" if torch.cuda.is_available() else "cpu",
     rounds: int = 5,
     growth: Annotated[bool, typer.Option("--growth", help="Charts instead.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
@@ -151,24 +183,38 @@ def main(
         work(json.loads(sys.stdin.readline()))
         return
     config = config_of(size, vocabulary)
-    result: dict[str, Any] = {"benchmark": "translate_forced", "size": size, "sentences": sentences, "length": length}
+    lengths = [length] * sentences
+    if source is not None:
+        ids = Subwords.load(subwords or BUNDLED / SUBWORDS).encode(read_text(source)[:sentences])
+        lengths = [len(one) + 1 for one in ids]
+    result: dict[str, Any] = {
+        "benchmark": "translate_forced", "size": size, "sentences": len(lengths), "target_tokens": sum(lengths),
+        "longest": max(lengths),
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
-        ways = [way for way in WAYS if not growth or way[1] == "int8"]
-        workers = {f"{name} ({dtype})": start(name, dtype, config, size, Path(place)) for name, dtype in ways}
-        question = {"n": sentences, "length": length, "beam": 4}
-        result |= grow(workers, question) if growth else measure(workers, question, rounds)
+        ours, theirs = PEERS[device]
+        ways = {f"{name} ({dtype})": (name, dtype) for name, dtype in WAYS[device]}
+        workers = {
+            name: start(*way, config, size, device, Path(place))
+            for name, way in ways.items() if not growth or name in (ours, theirs)
+        }  # fmt: skip
+        question = {"lengths": lengths, "beam": 4}
+        if growth:
+            result |= grow(workers, question)
+        else:
+            result |= measure(workers, question, rounds, device)
         for one in workers.values():
             one.end()
     if out is not None:
-        write_result(out, result | passport(config, "cpu"))
+        write_result(out, result | passport(config, device))
         if growth:
             draw(out, result)
     if not growth:
         print("ratio {:.2f} ({:.2f}-{:.2f})".format(*result["ratio"]))
 
 
-def start(name: str, dtype: str, config: RunConfig, size: str, place: Path) -> Worker:
-    task = {"name": name, "dtype": dtype, "size": size, "vocabulary": config.model.target_vocab_size}
+def start(name: str, dtype: str, config: RunConfig, size: str, device: str, place: Path) -> Worker:
+    task = {"name": name, "dtype": dtype, "size": size, "vocabulary": config.model.target_vocab_size, "device": device}
     if name == CT2:
         task["converted"] = str(place / dtype)
         to_ctranslate2(model_of(config), Subwords.load(BUNDLED / SUBWORDS), place / dtype, dtype)
@@ -179,13 +225,12 @@ def per_second(worker: Worker, question: dict[str, Any]) -> float:
     time.sleep(REST)
     seconds = worker.ask(question)
     assert seconds is not None, "it has died"
-    return float(question["n"] / seconds)
+    return float(len(question["lengths"]) / seconds)
 
 
-def measure(workers: dict[str, Worker], question: dict[str, Any], rounds: int) -> dict[str, Any]:
+def measure(workers: dict[str, Worker], question: dict[str, Any], rounds: int, device: str) -> dict[str, Any]:
     batch = {
-        name: max(BATCHES, key=lambda batch, one=one: per_second(one, question | {"batch": batch}))  # type: ignore[misc]
-        for name, one in workers.items()
+        name: best_batch(one, question, device, BATCHES[device][name.split(" (")[0]]) for name, one in workers.items()
     }
     speeds: dict[str, list[float]] = {name: [] for name in workers}
     for _ in range(rounds):
@@ -193,21 +238,41 @@ def measure(workers: dict[str, Worker], question: dict[str, Any], rounds: int) -
             speeds[name].append(per_second(one, question | {"batch": batch[name]}))
     for name, of in speeds.items():
         print(f"{name:26} {statistics.median(of):8.1f} sentences/s ({min(of):.1f}-{max(of):.1f}), batch {batch[name]}")
-    ours, theirs = speeds[f"{OURS} (int8)"], speeds[f"{CT2} (int8)"]
-    over_hf = ratio(ours, speeds[f"{HF} (float32)"])
-    return {"per_second": speeds, "batch": batch, "ratio": ratio(ours, theirs), "over_hugging_face": over_hf}
+    ours, theirs = PEERS[device]
+    found: dict[str, Any] = {"per_second": speeds, "batch": batch, "ratio": ratio(speeds[ours], speeds[theirs])}
+    if device == "cpu":
+        return found | {"over_hugging_face": ratio(speeds[ours], speeds[f"{HF} (float32)"])}
+    alone = {"lengths": [length for length in question["lengths"] if length == 27][:10], "beam": 1, "batch": 1}
+    milliseconds: dict[str, list[float]] = {name: [] for name in workers}
+    for _ in range(rounds + 1):
+        for name, one in workers.items():
+            milliseconds[name].append(1000 / per_second(one, alone))
+    for name, of in milliseconds.items():
+        of.pop(0)  # to warm up
+        print(
+            f"{name:26} {statistics.median(of):8.1f} ms a sentence of 27 tokens, greedy ({min(of):.1f}-{max(of):.1f})"
+        )
+    return found | {"milliseconds_alone_greedy": milliseconds}
+
+
+def best_batch(worker: Worker, question: dict[str, Any], device: str, batches: Sequence[int]) -> int:
+    if device == "cuda":  # enough for a few full batches, of all lengths
+        question = question | {"lengths": question["lengths"][: 2 * batches[-1]]}
+    speeds = {batch: per_second(worker, question | {"batch": batch}) for batch in [*batches, *batches]}
+    print({batch: round(speed, 1) for batch, speed in speeds.items()}, flush=True)  # of the second time
+    return max(speeds, key=lambda batch: speeds[batch])
 
 
 def grow(workers: dict[str, Worker], question: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    n, length = len(question["lengths"]), question["lengths"][0]
     for of, values in GROWTH.items():
         found[of] = {name: [] for name in workers}
         for value in values:
+            asked = {"batch": 64, "beam": 4, "length": length} | {of: value}
+            full = max(n, 2 * torch.get_num_threads() * asked["batch"])  # or no batch would be full
+            asked["lengths"] = [asked["length"]] * (32 if asked["batch"] * asked["beam"] < 8 else full)
             for name, one in workers.items():
-                asked = {"batch": 64} | question | {of: value}
-                asked["n"] = max(asked["n"], 2 * torch.get_num_threads() * asked["batch"])  # or no batch would be full
-                if asked["batch"] * asked["beam"] < 8:
-                    asked["n"] = 32  # one by one it takes long
                 speeds = [per_second(one, asked) for _ in range(3)]
                 found[of][name].append([value, statistics.median(speeds), min(speeds), max(speeds)])
                 print(of, value, name, f"{statistics.median(speeds):.1f}", flush=True)

@@ -25,7 +25,7 @@ ORDER = [
     {"data", "reference", "ops", "fast", "decoding", "segments"},
     {"model", "metrics", "spelling"},
     {"checkpoint", "stepper"},
-    {"alignment", "native_stepper"},
+    {"alignment", "graph_stepper", "native_stepper"},
     {"translate"},
     {"records", "evaluate", "training", "interop"},
     {"paper"},

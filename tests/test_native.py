@@ -18,7 +18,7 @@ from tests.test_bundled import heldout
 from tests.test_stepper import sources
 from transduce import Translator
 from transduce.native_stepper import COLUMNS, INPUTS, ROWS, NativeStepper
-from transduce.peaks import GROUP, Peaks
+from transduce.peaks import GROUP, Doubts, Peaks
 from transduce.stepper import FastStepper
 
 pytestmark = pytest.mark.skipif(
@@ -125,7 +125,7 @@ def test_the_best_continuations_are_found(n_kept: int, forbidden: float) -> None
     state_BK = torch.randint(0, 2, (n, n_kept))
     may_end_B = torch.arange(n) % 2 == 0
     for may_end in (None, may_end_B):
-        found = peaks.best(so_far_BK, state_BK, penalty_AV, torch.full((n, 1), n_kept), may_end, eos_id)
+        found = peaks.best(so_far_BK, state_BK, penalty_AV, torch.full((n, 1), n_kept), may_end, eos_id, Doubts())
         assert found is not None
         value_BC, parent_BC, token_BC = found
         log_prob_RV = peaks.logits() - peaks.log_sum_R1 + penalty_AV[state_BK.flatten()] + so_far_BK.view(-1, 1)

@@ -17,6 +17,7 @@ from tests.primes import prime_config
 from transduce import DecodeConfig, Transformer, greedy
 from transduce.decoding import (
     Beams,
+    How,
     Hypothesis,
     Rules,
     Sentence,
@@ -29,7 +30,7 @@ from transduce.decoding import (
     search,
     uniform,
 )
-from transduce.peaks import Peaks, first_of_equals
+from transduce.peaks import Doubts, Peaks, first_of_equals
 
 CONFIG = prime_config()
 A, B, C, END = 5, 7, 11, CONFIG.eos_id
@@ -408,7 +409,8 @@ def test_the_best_of_few_are_the_best_of_all_or_are_not_told() -> None:
             state_BK=torch.randint(0, 2, (3, n_kept)),
             length_B=torch.tensor([0, 1, 2]),
         )
-        if (found := best_of_few(beams, Peaks.of(logits_RV), rules, settings.min_length, END)) is None:
+        how = How(settings, rules, END, best)
+        if (found := best_of_few(beams, Peaks.of(logits_RV), how, Doubts())) is None:
             continue
         n_told += 1
         log_prob_RV = logits_RV - Peaks.of(logits_RV).log_sum_R1

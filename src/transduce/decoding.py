@@ -12,6 +12,7 @@ close the closest choice was, `Hypothesis.margin` says: rounding, and with it th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from transduce.config import DecodeConfig, ModelConfig
-from transduce.peaks import Peaks, first_of_equals
+from transduce.peaks import Doubts, Peaks, first_of_equals
 
 NONE = -1
 """Where there is no token."""
@@ -122,6 +123,19 @@ Choose = Callable[["Beams", Tensor, Tensor], Chosen]
 """From hypotheses, log-probabilities and which of them are allowed."""
 
 
+class How(NamedTuple):
+    """A search goes on."""
+
+    settings: DecodeConfig
+    rules: Rules
+    eos_id: int
+    choose: Choose
+
+    def is_plain(self, beams: Beams) -> bool:
+        """Whether few groups of tokens can be enough to choose from."""
+        return self.choose is best and not (self.settings.no_repeat_ngram or beams.forced_BT.shape[1])
+
+
 def best(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
     """The most probable continuations of a sentence, as many as it has places open."""
     n_kept, n_vocabulary = log_prob_BKV.shape[1:]
@@ -148,12 +162,13 @@ def _open(value_BC: Tensor, parent_BC: Tensor, token_BC: Tensor, n_open_B1: Tens
     )
 
 
-def best_of_few(beams: Beams, peaks: Peaks, rules: Rules, least: int, eos_id: int) -> Chosen | None:
-    """What `best` finds, to the bit, from few groups of tokens; None where they are not enough. `least`: shorter ones
-    may not end."""
-    n_open_B1 = (beams.log_prob_BK.shape[1] - beams.n_ended_B)[:, None]
+def best_of_few(beams: Beams, peaks: Peaks, how: How, doubts: Doubts) -> Chosen | None:
+    """What `best` finds, to the bit, from few groups of tokens; None where they are not enough."""
+    n_open_B1, least = (beams.log_prob_BK.shape[1] - beams.n_ended_B)[:, None], how.settings.min_length
     may_end_B = beams.length_B >= least if least > 0 else None
-    found = peaks.best(beams.log_prob_BK, beams.state_BK, rules.penalty_AV, n_open_B1, may_end_B, eos_id)
+    found = peaks.best(
+        beams.log_prob_BK, beams.state_BK, how.rules.penalty_AV, n_open_B1, may_end_B, how.eos_id, doubts
+    )
     return None if found is None else _open(*found, n_open_B1)
 
 
@@ -314,13 +329,10 @@ class Beams:
         return is_over_B
 
 
-def advance(
-    beams: Beams, peaks: Peaks, settings: DecodeConfig, rules: Rules, eos_id: int, choose: Choose
-) -> tuple[Beams, Tensor]:
+def advance(beams: Beams, peaks: Peaks, how: How, doubts: Doubts | None = None) -> tuple[Beams, Tensor]:
     """The hypotheses one token on, and of which before it each is a continuation, parent_BK."""
-    n_kept = beams.log_prob_BK.shape[1]
-    is_plain = choose is best and not (settings.no_repeat_ngram or beams.forced_BT.shape[1])
-    chosen = best_of_few(beams, peaks, rules, settings.min_length, eos_id) if is_plain else None
+    n_kept, (settings, rules, eos_id, choose), doubts = beams.log_prob_BK.shape[1], how, doubts or Doubts()
+    chosen = best_of_few(beams, peaks, how, doubts) if how.is_plain(beams) else None
     if chosen is None:
         log_prob_RV = peaks.logits().float() - peaks.log_sum_R1.float()
         allowed_RV = restrict(beams, log_prob_RV, settings, rules, eos_id)
@@ -337,7 +349,7 @@ def advance(
         last_BK=chosen.token_BK, log_prob_BK=chosen.log_prob_BK, state_BK=state_BK,
     )  # fmt: skip
     has_ended_BK = (chosen.token_BK == eos_id) & (chosen.log_prob_BK > -torch.inf)
-    if not bool(has_ended_BK.any()):
+    if doubts.noted is None and not bool(has_ended_BK.any()):
         return after, chosen.parent_BK
     score_BK = chosen.log_prob_BK / length_penalty(length_B, settings)[:, None]
     # Each that ends takes the next free slot; the others are written to a slot past the last, which is cut off.
@@ -444,7 +456,9 @@ def search(
     """
     device = torch.device(device)
     rules = (rules or free(config)).to(device)
-    choose = best if settings.method == "beam" else sampler(settings)
+    how = How(settings, rules, config.eos_id, best if settings.method == "beam" else sampler(settings))
+    take_turn: Callable[[Beams, S, How], tuple[Beams, S, list[bool]]]
+    take_turn = getattr(stepper, "turn", None) or functools.partial(turn, stepper)
     n_kept = settings.n_hypotheses
     waiting = _Waiting(sentences, batch_size, batch_tokens)
     running: list[Sentence] = []
@@ -453,7 +467,7 @@ def search(
     gone: list[int] = []
     """Places of those that are over, until others take them."""
     while True:
-        if new := waiting.take([sentence for i, sentence in enumerate(running) if i not in gone]):
+        if new := waiting.take(running, gone):
             limits = [limit_of(sentence, settings, longest) for sentence in new]
             fresh = stepper.start(_padded([s.source for s in new], config.pad_id, device))
             if n_kept > 1:
@@ -465,22 +479,39 @@ def search(
                 running, beams, state, gone = _enter(running, beams, state, gone, new, fresh_beams, fresh, n_kept)
         if beams is None or state is None or not running:
             return
-        scores, state = stepper.step(beams.last_BK.flatten(), state)
-        peaks = scores if isinstance(scores, Peaks) else Peaks.of(scores)
-        beams, parent_BK = advance(beams, peaks, settings, rules, config.eos_id, choose)
-        over = [i for i, is_it in enumerate(beams.is_over_B(settings).tolist()) if is_it and i not in gone]
-        if over:
+        beams, state, is_over = take_turn(beams, state, how)
+        were_gone = set(gone)
+        if over := [i for i, is_it in enumerate(is_over) if is_it and i not in were_gone]:
             found = harvest(beams.select(torch.tensor(over, device=device)), settings)
             yield from zip([running[i] for i in over], found, strict=True)
             gone = [*gone, *over]  # the first of them is the first to be followed: none grows for long
-        row_BK = torch.arange(len(running), device=device)[:, None] * n_kept + parent_BK
         # Where positions end, nobody may go on past their own.
-        if len(gone) <= (len(running) // 2 if longest is None else 0):
-            state = state.select(row_BK.flatten()) if n_kept > 1 else state
-            continue
-        left = torch.tensor([i for i in range(len(running)) if i not in gone], dtype=torch.long, device=device)
-        running, gone = [running[i] for i in left.tolist()], []
-        beams, state = beams.select(left), state.select(row_BK[left].flatten(), left)
+        if len(gone) > (len(running) // 2 if longest is None else 0):
+            stay = sorted(set(range(len(running))).difference(gone))
+            left = torch.tensor(stay, dtype=torch.long, device=device)
+            running, gone = [running[i] for i in stay], []
+            beams, state = beams.select(left), state.select(_rows_of(left, n_kept), left)
+
+
+def turn(stepper: Stepper[S], beams: Beams, state: S, how: How) -> tuple[Beams, S, list[bool]]:
+    """One token on: the hypotheses, what the stepper remembers of them, and which sentences are over."""
+    scores, state = stepper.step(beams.last_BK.flatten(), state)
+    beams, parent_BK = advance(beams, scores if isinstance(scores, Peaks) else Peaks.of(scores), how)
+    is_over = beams.is_over_B(how.settings).tolist()
+    if parent_BK.shape[1] > 1:
+        state = state.select(rows_of(parent_BK))
+    return beams, state, is_over
+
+
+def rows_of(parent_BK: Tensor) -> Tensor:
+    """Where each hypothesis's parent stands among all rows."""
+    n, n_kept = parent_BK.shape
+    return (torch.arange(0, n * n_kept, n_kept, device=parent_BK.device)[:, None] + parent_BK).flatten()
+
+
+def _rows_of(sentences_B: Tensor, n_kept: int) -> Tensor:
+    """All rows of some sentences."""
+    return (sentences_B[:, None] * n_kept + torch.arange(n_kept, device=sentences_B.device)).flatten()
 
 
 def _enter(
@@ -519,8 +550,7 @@ def put(state: S, places: Tensor, other: S, n: int, n_kept: int) -> S:
     if (own := getattr(state, "put", None)) is not None:
         return own(places, other)  # type: ignore[no-any-return]
     sentences_B = _after_them(n, places)
-    rows_R = (sentences_B[:, None] * n_kept + torch.arange(n_kept, device=places.device)).flatten()
-    return state.join(other).select(rows_R, sentences_B)
+    return state.join(other).select(_rows_of(sentences_B, n_kept), sentences_B)
 
 
 class _Waiting:
@@ -532,11 +562,13 @@ class _Waiting:
         self.first: Sentence | None = None
         """That did not fit beside those who were there."""
 
-    def take(self, running: Sequence[Sentence]) -> list[Sentence]:
+    def take(self, running: Sequence[Sentence], gone: Sequence[int]) -> list[Sentence]:
+        """Beside those that run, but for some who are over."""
         taken: list[Sentence] = []
-        n, longest = len(running), max((len(s.source) for s in running), default=0)
+        n, are_gone = len(running) - len(gone), set(gone)
         if n and self.batch_size - n < max(1, self.batch_size // 4):
             return taken
+        longest = max((len(sentence.source) for i, sentence in enumerate(running) if i not in are_gone), default=0)
         while n < self.batch_size:
             self.first = self.first or self.queue.get(wait=n == 0)
             if self.first is None:

@@ -16,7 +16,7 @@ from torch import Tensor
 import transduce.native as native
 from transduce.config import ModelConfig
 from transduce.model import Transformer
-from transduce.peaks import GROUP, Peaks
+from transduce.peaks import GROUP, Doubts, Peaks
 from transduce.stepper import Asking, Attending, Cells, FastStepper, Int8Product, Norm, Product, Thinking, in_lanes
 
 ROWS, INPUTS, COLUMNS = 32, 64, 32
@@ -77,7 +77,7 @@ class NativeStepper(FastStepper):
     def start(self, source_BS: Tensor, prefix_BT: Tensor | None = None) -> Cells:
         assert prefix_BT is None, "a search forces its prefix, token by token"
         config, (n, n_source), lanes = self.config, source_BS.shape, in_lanes(source_BS.shape[1])
-        x_BSD = self.source_VD[source_BS] + self._positions(0, n_source)[:n_source]
+        x_BSD = self.source_VD[source_BS] + self.positions(0, n_source)[:n_source]
         is_token_BS = source_BS != config.pad_id
         source_B = is_token_BS.sum(1)
         shape = (len(self.decoder), n, config.n_heads)
@@ -110,7 +110,7 @@ class NativeStepper(FastStepper):
     def step(self, last_R: Tensor, state: Cells) -> tuple[Peaks, Cells]:
         state, cell_BK, end = self._with_cells(state)
         n, n_kept, n_cells = state.hidden_BKC.shape
-        x_RD = self._embed(last_R, state)
+        x_RD = self.embed(last_R, state)
         given = native.State(
             state.cell_LBHCW.data_ptr(), cell_BK.data_ptr(), state.hidden_BKC.data_ptr(),
             state.memory_key_LBHKS.data_ptr(), state.memory_value_LBHSU.data_ptr(), state.source_B.data_ptr(), n,
@@ -154,7 +154,7 @@ class NativePeaks(Peaks):
 
     def best(
         self, so_far_BK: Tensor, state_BK: Tensor, penalty_AV: Tensor, n_open_B1: Tensor, may_end_B: Tensor | None,
-        eos_id: int,
+        eos_id: int, doubts: Doubts,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         n, n_kept = so_far_BK.shape
         value_BC = torch.empty(n, n_kept + 1)

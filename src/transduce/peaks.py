@@ -21,6 +21,21 @@ SPARE = 3
 """Groups looked at beside as many as can be needed: some tokens are forbidden."""
 
 
+@dataclass
+class Doubts:
+    """What a step would decide by what it finds. While it is recorded nothing can be: it goes on as if nothing were in
+    doubt, and whoever replays it must look."""
+
+    noted: list[Tensor] | None = None
+    """None: all are looked at at once."""
+
+    def any(self, is_so: Tensor) -> bool:
+        if self.noted is None:
+            return bool(is_so.any())
+        self.noted.append(is_so.any())
+        return False
+
+
 @dataclass(frozen=True)
 class Peaks:
     peak_RN: Tensor
@@ -61,7 +76,7 @@ class Peaks:
 
     def best(
         self, so_far_BK: Tensor, state_BK: Tensor, penalty_AV: Tensor, n_open_B1: Tensor, may_end_B: Tensor | None,
-        eos_id: int,
+        eos_id: int, doubts: Doubts,
     ) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
         """Of all continuations of a sentence's hypotheses the K + 1 best, the best first: their log-probability, whose
         they are, by which token. None where the groups with the highest peaks are not enough to tell: too many tokens
@@ -72,7 +87,7 @@ class Peaks:
         """
         n_sentences, n_kept = so_far_BK.shape
         n_groups, n_looked_at = self.peak_RN.shape[1], n_kept + 1 + SPARE
-        if n_kept * n_groups < n_looked_at:
+        if n_kept * n_groups < n_looked_at:  # as `can_tell` says beforehand
             return None
         so_far_R1, log_sum_R1 = so_far_BK.reshape(-1, 1), self.log_sum_R1.float()
         total_BN = (self.peak_RN.float() - log_sum_R1).add_(so_far_R1).view(n_sentences, -1)
@@ -88,13 +103,18 @@ class Peaks:
             is_end_BNW = (group_BN == eos_id // GROUP)[..., None] & (eos_id % GROUP == W)
             allowed_BNW.masked_fill_(is_end_BNW & ~may_end_B[:, None, None], -torch.inf)
         candidate_BC = allowed_BNW.add_(so_far_R1[row_BN]).flatten(1)
-        value_BC, place_BC = first_of_equals(candidate_BC, n_kept + 1, n_open_B1)
+        value_BC, place_BC = first_of_equals(candidate_BC, n_kept + 1, n_open_B1, doubts)
         is_enough_B = (value_BC[:, -1] > highest_BN[:, -1]) | (highest_BN[:, 0] == -torch.inf)
-        if not bool(is_enough_B.all()):
+        if doubts.any(~is_enough_B):
             return None
         group_BC = place_BC // GROUP
         token_BC = group_BN.gather(1, group_BC) * GROUP + place_BC % GROUP
         return value_BC, parent_BN.gather(1, group_BC), token_BC
+
+
+def can_tell(n_kept: int, n_vocabulary: int) -> bool:
+    """Whether there are as many groups as `Peaks.best` looks at."""
+    return n_kept * -(-n_vocabulary // GROUP) >= n_kept + 1 + SPARE
 
 
 def in_groups(x: Tensor, fill: float) -> Tensor:
@@ -104,7 +124,9 @@ def in_groups(x: Tensor, fill: float) -> Tensor:
     return torch.unflatten(x, -1, (-1, GROUP))
 
 
-def first_of_equals(candidate_BC: Tensor, n: int, n_open_B1: Tensor) -> tuple[Tensor, Tensor]:
+def first_of_equals(
+    candidate_BC: Tensor, n: int, n_open_B1: Tensor, doubts: Doubts | None = None
+) -> tuple[Tensor, Tensor]:
     """The n highest and where they stand; of equals, among those that stay, the first first."""
     value_BC, place_BC = candidate_BC.topk(n)
     place_BC, order_BC = place_BC.sort()
@@ -112,8 +134,9 @@ def first_of_equals(candidate_BC: Tensor, n: int, n_open_B1: Tensor) -> tuple[Te
     place_BC = place_BC.gather(1, rank_BC)
     # topk takes any of equals. Where they reach from the last that stays to the end, it may have left out the first.
     last_in_B1 = value_BC.gather(1, (n_open_B1 - 1).clamp(0, n - 1))
-    tied_B = ((last_in_B1 == value_BC[:, -1:]) & (last_in_B1 > -torch.inf))[:, 0].nonzero()[:, 0]
-    if len(tied_B):
+    is_tied_B = ((last_in_B1 == value_BC[:, -1:]) & (last_in_B1 > -torch.inf))[:, 0]
+    if (doubts or Doubts()).any(is_tied_B):
+        tied_B = is_tied_B.nonzero()[:, 0]
         sorted_BC = candidate_BC[tied_B].sort(descending=True, stable=True)
         value_BC[tied_B], place_BC[tied_B] = sorted_BC.values[:, :n], sorted_BC.indices[:, :n]
     return value_BC, place_BC

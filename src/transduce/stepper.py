@@ -255,7 +255,7 @@ class Cells:
             other = other._as_wide_as(wide)
         else:  # what is in cells that nobody sees is all one
             hidden_BKC = _widen(other.hidden_BKC, 2, wide.hidden_BKC.shape[2], -torch.inf)
-            other = replace(other._with_room(wide.unseen_B11S.shape[3], 0), hidden_BKC=hidden_BKC)
+            other = replace(other.with_room(wide.unseen_B11S.shape[3], 0), hidden_BKC=hidden_BKC)
         for name, axis in AXES.items():
             if name != "cell_LBHCW" or other.longest > 0:
                 getattr(wide, name).index_copy_(axis, places, getattr(other, name))
@@ -263,9 +263,10 @@ class Cells:
 
     def _as_wide_as(self, other: Cells) -> Cells:
         """With room for as many positions and cells."""
-        return self._with_room(other.unseen_B11S.shape[3], other.hidden_BKC.shape[2])
+        return self.with_room(other.unseen_B11S.shape[3], other.hidden_BKC.shape[2])
 
-    def _with_room(self, n_source: int, n_cells: int) -> Cells:
+    def with_room(self, n_source: int, n_cells: int) -> Cells:
+        """For at least so many positions and cells."""
         if n_source > self.unseen_B11S.shape[3]:
             self = replace(
                 self,
@@ -284,17 +285,27 @@ class Cells:
     def with_free_cells(self) -> tuple[Cells, Tensor]:
         """For each hypothesis a cell that nobody needs, cell_BK, the first there are."""
         n_kept, n_cells = self.hidden_BKC.shape[1:]
-        free_BC = torch.arange(n_cells, device=self.length_B.device).expand(len(self.length_B), -1)
         if n_cells >= n_kept:
-            is_needed_BC = self.hidden_BKC.amax(1) == 0
-            cell_BK = torch.where(is_needed_BC, n_cells, free_BC).topk(n_kept, largest=False).values
+            cell_BK = self.free_cells()
             if self.n_sentences == 0 or int(cell_BK.max()) < n_cells:
                 return self, cell_BK
         return self.with_more_cells().with_free_cells()
 
+    def free_cells(self) -> Tensor:
+        """cell_BK; there must be enough."""
+        n, n_kept, n_cells = self.hidden_BKC.shape
+        free_BC = torch.arange(n_cells, device=self.length_B.device).expand(n, -1)
+        return torch.where(needed(self.hidden_BKC), n_cells, free_BC).topk(n_kept, largest=False).values
+
+    def take(self, cell_BK: Tensor) -> None:
+        """Each hypothesis sees its cell from now on, and none of the others'."""
+        n, n_kept = cell_BK.shape
+        own_KK = torch.eye(n_kept, device=cell_BK.device, dtype=self.hidden_BKC.dtype).log()  # 0 at its own, else -inf
+        self.hidden_BKC.scatter_(2, cell_BK[:, None].expand(-1, n_kept, -1), own_KK.expand(n, -1, -1))
+
     def with_more_cells(self) -> Cells:
         n_kept, n_cells = self.hidden_BKC.shape[1:]
-        return self._with_room(0, in_lanes(n_cells + ROOM * n_kept))
+        return self.with_room(0, in_lanes(n_cells + ROOM * n_kept))
 
 
 AXES = {
@@ -302,6 +313,11 @@ AXES = {
     "length_B": 0,
 }  # fmt: skip
 """That of the sentences, in each tensor."""
+
+
+def needed(hidden_BKC: Tensor) -> Tensor:
+    """By any hypothesis of the sentence, (B, C)."""
+    return hidden_BKC.amax(1) == 0
 
 
 def _longest(length_B: Tensor) -> int:
@@ -362,7 +378,7 @@ class FastStepper:
         self.activation: Callable[[Tensor], Tensor] = torch.relu_ if self.config.activation == "relu" else own
         self.sinusoid_TD = sinusoid(torch.arange(0), self.config.d_model)
 
-    def _positions(self, side: int, n: int) -> Tensor:
+    def positions(self, side: int, n: int) -> Tensor:
         """Of the source or the target, n or more."""
         if (learned_TD := self.learned[side]) is not None:
             return learned_TD
@@ -395,7 +411,7 @@ class FastStepper:
     def encode(self, source_BS: Tensor, unseen_B11S: Tensor) -> Tensor:
         """The memory of all sentences, position after position."""
         (n, n_source), n_heads, d_k = source_BS.shape, self.config.n_heads, self.config.d_k
-        x_RD: Tensor = (self.source_VD[source_BS] + self._positions(0, n_source)[:n_source]).flatten(0, 1)
+        x_RD: Tensor = (self.source_VD[source_BS] + self.positions(0, n_source)[:n_source]).flatten(0, 1)
         for attending, thinking in self.encoder:
             query_RP, key_value_RP = attending.Q_KV(x_RD).split([n_heads * d_k, n_heads * (d_k + self.config.d_v)], 1)
             query_XSK = _heads(query_RP, n, n_heads).flatten(0, 1)
@@ -411,10 +427,14 @@ class FastStepper:
     @torch.no_grad()
     def step(self, last_R: Tensor, state: Cells) -> tuple[Peaks, Cells]:
         state, cell_BK, x_RD = self._begin(last_R, state)
-        n, n_cells = state.n_sentences, state.hidden_BKC.shape[2]
-        n_heads, d_k, n_source, end = self.config.n_heads, self.config.d_k, state.n_source, state.end
+        peaks = self.peaks(self.decode(x_RD, cell_BK, state, state.n_source, state.end))
+        return peaks, replace(state, length_B=state.length_B + 1, longest=state.longest + 1)
+
+    def decode(self, x_RD: Tensor, cell_BK: Tensor, state: Cells, n_source: int, end: int) -> Tensor:
+        """Through all layers. What is past `n_source` and `end` nobody needs."""
+        n, n_cells, n_heads, d_k = state.n_sentences, state.hidden_BKC.shape[2], self.config.n_heads, self.config.d_k
         hidden_B1KC, unseen_B11S = state.hidden_BKC[:, None, :, :end], state.unseen_B11S[..., :n_source]
-        first_B1H = torch.arange(0, n * n_heads * n_cells, n_cells, device=last_R.device).view(n, 1, n_heads)
+        first_B1H = torch.arange(0, n * n_heads * n_cells, n_cells, device=x_RD.device).view(n, 1, n_heads)
         place_BKH = first_B1H + cell_BK[..., None]
         for i, (attending, asking, thinking) in enumerate(self.decoder):
             query_RP, new_RP = attending.Q_KV(x_RD).tensor_split([n_heads * d_k], 1)
@@ -434,18 +454,16 @@ class FastStepper:
             )
             x_RD = asking.norm(asking.O(_rows(head_XKU, n)).add_(x_RD))
             x_RD = self._think(thinking, x_RD)
-        return self.peaks(x_RD), replace(state, length_B=state.length_B + 1, longest=state.longest + 1)
+        return x_RD
 
     def _begin(self, last_R: Tensor, state: Cells) -> tuple[Cells, Tensor, Tensor]:
         """Where what is new of each hypothesis goes, cell_BK, which it sees from now on; and it itself, x_RD."""
         state, cell_BK = state.with_free_cells()
-        n, n_kept = cell_BK.shape
-        own_KK = torch.eye(n_kept, device=last_R.device, dtype=state.hidden_BKC.dtype).log()  # 0 at its own, else -inf
-        state.hidden_BKC.scatter_(2, cell_BK[:, None].expand(-1, n_kept, -1), own_KK.expand(n, -1, -1))
-        return state, cell_BK, self._embed(last_R, state)
+        state.take(cell_BK)
+        return state, cell_BK, self.embed(last_R, state)
 
-    def _embed(self, last_R: Tensor, state: Cells) -> Tensor:
-        position_B1D = self._positions(1, state.longest + 1)[state.length_B][:, None]
+    def embed(self, last_R: Tensor, state: Cells) -> Tensor:
+        position_B1D = self.positions(1, state.longest + 1)[state.length_B][:, None]
         x_BKD: Tensor = torch.unflatten(self.target_VD[last_R], 0, state.hidden_BKC.shape[:2]) + position_B1D
         return x_BKD.flatten(0, 1)
 

@@ -27,6 +27,7 @@ from transduce.data.subword import SUBWORDS, Subwords
 from transduce.decoding import Hypothesis, Queue, Sentence, Stepper, search
 from transduce.errors import ConfigError, ModelFolderError
 from transduce.fast.cpu import keep_memory
+from transduce.graph_stepper import GraphStepper
 from transduce.model import Transformer
 from transduce.native_stepper import NativeStepper
 from transduce.native_stepper import why_not as why_not_native
@@ -134,9 +135,9 @@ class Translator:
         settle_kernels(self.device)
         if self.device.type == "cpu":
             keep_memory()
-        if precision == "int8" and (reason := self._why_slow()) is not None:
+        if precision == "int8" and (reason := self._why_no_int8()) is not None:
             raise ConfigError(f"there is no int8 where {reason}: take float32")
-        self.rules = one_line(subwords, config.model)
+        self.rules = one_line(subwords, config.model).to(self.device)
         is_learned = config.model.positions == "learned"
         # Of a translation, the start mark takes a position too.
         self.longest_output = config.model.max_positions - 1 if is_learned else None
@@ -171,14 +172,16 @@ class Translator:
         _ = found.stepper  # made now: whoever asks first shall not wait for it
         return found
 
-    def _why_slow(self) -> str | None:
+    def _why_no_int8(self) -> str | None:
         return "there is a GPU" if self.device.type != "cpu" else why_not(self.config.model)
 
     @cached_property
     def stepper(self) -> Stepper[Any]:
-        """What the search asks: the model, or the same faster. On a GPU that is still to be measured."""
-        if self._why_slow() is not None:
+        """What the search asks: the model, or the same faster."""
+        if why_not(self.config.model) is not None:
             return self.model
+        if self.device.type == "cuda":
+            return GraphStepper(self.model)
         is_native = self.precision == "int8" and self.why_int8_is_slow is None
         return NativeStepper(self.model) if is_native else FastStepper(self.model, self.precision)
 

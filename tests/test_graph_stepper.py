@@ -1,0 +1,140 @@
+"""Searches by turns that are recorded find what others find. Here a recording is the same done again: what only a GPU
+can show, `benchmarks/gpu_translation.py` holds to the model there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.primes import prime_config, random_model
+from transduce import graph_stepper
+from transduce.config import DecodeConfig, ModelConfig
+from transduce.decoding import Hypothesis, Rules, Sentence, advance, free, search
+from transduce.graph_stepper import GraphStepper
+
+
+@pytest.fixture(autouse=True)
+def many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SOURCE_ROOM", "CELL_ROOM", "TOKEN_ROOM"):
+        monkeypatch.setattr(graph_stepper, name, 4)
+
+
+def again(run: Callable[[], None]) -> Callable[[], None]:
+    run()
+    return run
+
+
+def config_of(**changes: Any) -> ModelConfig:
+    return prime_config(**{"tied_embeddings": "none", "target_vocab_size": 300} | changes)
+
+
+def rules_of(config: ModelConfig, share: float) -> Rules:
+    """Some tokens are forbidden, and the end mark after every second state."""
+    torch.manual_seed(0)
+    rules = free(config)
+    penalty_AV = rules.penalty_AV.repeat(2, 1).double()
+    penalty_AV = penalty_AV.masked_fill(torch.rand(penalty_AV.shape) < share, -torch.inf)
+    penalty_AV[0, config.eos_id], penalty_AV[1, config.eos_id] = 0, -torch.inf
+    return Rules(penalty_AV, torch.randint(0, 2, penalty_AV.shape))
+
+
+def sentences_of(n: int, seed: int) -> list[Sentence]:
+    torch.manual_seed(seed)
+    return [Sentence(i, torch.randint(3, 30, (int(torch.randint(1, 14, ())),)).tolist()) for i in range(n)]
+
+
+def found_by(
+    stepper: Any, config: ModelConfig, settings: DecodeConfig, rules: Rules, n: int = 31, seed: int = 5
+) -> Iterator[tuple[Sentence, list[Hypothesis]]]:
+    return search(stepper, config, sentences_of(n, seed), settings, rules, batch_size=11)
+
+
+def hold_equal(found: Any, expected: Any) -> None:
+    found, expected = ({sentence.number: own for sentence, own in some} for some in (found, expected))
+    assert found.keys() == expected.keys()
+    for number, own in expected.items():
+        assert [one.ids for one in found[number]] == [one.ids for one in own], number
+        assert [one.has_ended for one in found[number]] == [one.has_ended for one in own]
+        for a, b in zip(found[number], own, strict=True):
+            assert (a.log_prob, a.score) == pytest.approx((b.log_prob, b.score), abs=1e-5)
+
+
+@pytest.mark.parametrize("share", [0, 0.3])
+@pytest.mark.parametrize(
+    "settings",
+    [{"beam_size": 1}, {"beam_size": 4, "n_best": 3}, {"beam_size": 3, "min_length": 9},
+     {"beam_size": 3, "stop_early": False}],
+    ids=str,
+)  # fmt: skip
+def test_searches_find_the_same(settings: dict[str, Any], share: float) -> None:
+    config = config_of()
+    model = random_model(config).eval()
+    how, rules = DecodeConfig(**{"max_extra_tokens": 9} | settings), rules_of(config, share)
+    fast = GraphStepper(model, again)
+    for seed in (1, 2):  # the second time, more has been recorded
+        hold_equal(found_by(fast, config, how, rules, seed=seed), found_by(model, config, how, rules, seed=seed))
+    assert sum(map(len, fast.recordings.values())) > 5
+
+
+def test_where_many_are_equals_it_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of()
+    model = random_model(config).eval()
+    with torch.no_grad():  # tokens in fives of the same
+        table_VD = model.embedding.output_projection
+        table_VD.copy_(table_VD[torch.arange(len(table_VD)) // 5 * 5])
+    n_looks = []
+    real = advance
+
+    def counted(*arguments: Any) -> Any:
+        n_looks.append(len(arguments) < 4)
+        return real(*arguments)
+
+    monkeypatch.setattr(graph_stepper, "advance", counted)
+    settings, rules = DecodeConfig(beam_size=4, max_extra_tokens=9), free(config)
+    fast = GraphStepper(model, again)
+    hold_equal(found_by(fast, config, settings, rules), found_by(model, config, settings, rules))
+    assert sum(n_looks) > 3
+    assert not all(n_looks)
+
+
+def test_searches_side_by_side_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_stepper, "MOST", 1000)
+    config, settings = config_of(), DecodeConfig(beam_size=2, max_extra_tokens=9)
+    model, rules = random_model(config).eval(), free(config)
+    fast = GraphStepper(model, again)
+    searches = [found_by(fast, config, settings, rules, seed=seed) for seed in (1, 2, 3)]
+    found: list[Any] = [[], [], []]
+    for _ in range(31):
+        for i in range(3):
+            found[i].append(next(searches[i]))
+    for i in range(3):
+        hold_equal(found[i], found_by(model, config, settings, rules, seed=i + 1))
+    assert max(map(len, fast.recordings.values())) > 1, "none were of one shape at a time: this shows nothing"
+
+
+def test_recordings_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_stepper, "MOST", 3)
+    config, settings = config_of(), DecodeConfig(beam_size=2, max_extra_tokens=9)
+    fast, rules = GraphStepper(random_model(config).eval(), again), free(config)
+    n_recorded = 0
+    for n in range(1, 8):
+        before = sum(map(len, fast.recordings.values()))
+        list(found_by(fast, config, settings, rules, n))
+        n_recorded += max(0, sum(map(len, fast.recordings.values())) - before)
+        assert sum(map(len, fast.recordings.values())) <= 3
+    assert n_recorded > 3
+
+
+def test_what_is_not_plain_goes_the_slow_way() -> None:
+    config = config_of()
+    model, rules = random_model(config).eval(), free(config)
+    fast = GraphStepper(model, again)
+    for settings in (
+        DecodeConfig(beam_size=2, no_repeat_ngram=2, max_extra_tokens=9),
+        DecodeConfig(method="sample", max_extra_tokens=9),
+    ):
+        hold_equal(found_by(fast, config, settings, rules), found_by(model, config, settings, rules))
+    assert not fast.recordings
