@@ -16,6 +16,7 @@ import torch
 
 from experiments.passport import passport, write_result
 from transduce.evaluate import read_text
+from transduce.graph_stepper import GraphStepper
 from transduce.metrics import bleu
 from transduce.translate import Translator
 
@@ -37,8 +38,7 @@ def main() -> None:
         for batch_size in map(int, options.batch_sizes.split(",")):
             dtype: torch.dtype = getattr(torch, name)
             translator = Translator.load(options.run, device=options.device, dtype=dtype, batch_size=batch_size)
-            if by_model:
-                translator.stepper = translator.model
+            translator.stepper = translator.model if by_model else GraphStepper(translator.model)
             translator.translate(sources)  # to warm up
             start = time.perf_counter()
             found = translator.translate(sources)
