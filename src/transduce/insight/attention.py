@@ -3,11 +3,11 @@
 A record is written as JSON; so is a document of several, which is also what the page shows:
 
     {"format": "transduce attention", "format_version": 1, "model": …, "records": [
-      {"text": …, "translation": …, "part": [1, 1], "flags": [],
+      {"text": …, "translation": …, "part": [1, 1], "flags": [], "n_tags": 0, "window": null,
        "source": [pieces], "target": [pieces], "source_words": [index or null], "target_words": …,
        "tokens": [{"piece": …, "probability": …, "runners_up": [[piece, probability]]}],
        "alignment": [[source word, target word]] or null,
-       "heads": [{"kind": …, "layer": 0, "head": 0, "distance": …, "label": …}],
+       "heads": [{"kind": …, "layer": 0, "head": 0, "distance": …, "label": …}], "most_telling": index,
        "weights": {"encoder" | "decoder" | "memory":
                    {"shape": [layers, heads, rows, columns], "layers": [base64 of float16, little-endian]}}}]}
 
@@ -20,6 +20,7 @@ what stands at row t of "decoder" and "memory" is `target[t]`, and what it says 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +31,17 @@ import numpy as np
 from transduce.alignment import Link
 from transduce.errors import DataError
 from transduce.explain import Explained, Token
-from transduce.insight.heads import KINDS, Array, Head, Kind, memory_places, self_places, tendencies
+from transduce.insight.heads import (
+    KINDS,
+    Array,
+    Head,
+    Kind,
+    memory_places,
+    most_telling,
+    self_places,
+    tendencies,
+    visibility,
+)
 from transduce.translate import Translation, Translator
 
 FORMAT, FORMAT_VERSION = "transduce attention", 1
@@ -60,6 +71,8 @@ class AttentionRecord:
 
     n_tags: int = 0
     """How many of `source` say which language is wanted."""
+    window: int | None = None
+    """Of restricted self-attention."""
 
     @cached_property
     def heads(self) -> list[Head]:
@@ -72,7 +85,17 @@ class AttentionRecord:
             "decoder": self_places(self.target, target_marks),
             "memory": memory_places(self.source, source_marks, self.source_words, self.target_words, self.alignment),
         }
-        return [head for kind in KINDS for head in tendencies(kind, self.weights[kind], places[kind])]
+        found: list[Head] = []
+        for kind in KINDS:
+            _, _, n_asking, n_looked_at = self.weights[kind].shape
+            visible_QM = visibility(kind, n_asking, n_looked_at, self.window)
+            found += tendencies(kind, self.weights[kind], visible_QM, places[kind])
+        return found
+
+    @property
+    def words(self) -> tuple[list[str], list[str]]:
+        """Of text and translation, as `alignment` counts them."""
+        return tuple(re.findall(r"[^ \t]+", side) for side in (self.text, self.translation))  # type: ignore[return-value]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -81,6 +104,7 @@ class AttentionRecord:
             "part": list(self.part),
             "flags": list(self.flags),
             "n_tags": self.n_tags,
+            "window": self.window,
             "source": list(self.source),
             "target": list(self.target),
             "source_words": list(self.source_words),
@@ -92,6 +116,7 @@ class AttentionRecord:
             ],
             "alignment": None if self.alignment is None else [list(link) for link in self.alignment],
             "heads": [_head_to_json(head) for head in self.heads],
+            "most_telling": most_telling(self.heads),
             "weights": {kind: _pack(weight_LHQM) for kind, weight_LHQM in self.weights.items()},
         }  # fmt: skip
 
@@ -104,8 +129,8 @@ class AttentionRecord:
                 translation=str(given["translation"]),
                 source=tuple(map(str, given["source"])),
                 target=tuple(map(str, given["target"])),
-                source_words=tuple(_word(word) for word in given["source_words"]),
-                target_words=tuple(_word(word) for word in given["target_words"]),
+                source_words=tuple(_number(word) for word in given["source_words"]),
+                target_words=tuple(_number(word) for word in given["target_words"]),
                 tokens=tuple(
                     Token(str(t["piece"]), float(t["probability"]), [(str(p), float(x)) for p, x in t["runners_up"]])
                     for t in given["tokens"]
@@ -117,6 +142,7 @@ class AttentionRecord:
                 flags=tuple(map(str, given["flags"])),
                 part=(int(given["part"][0]), int(given["part"][1])),
                 n_tags=int(given["n_tags"]),
+                window=_number(given["window"]),
             )
         except (ValueError, LookupError, TypeError, AttributeError):
             raise DataError(f"this {NOT_OURS}") from None
@@ -163,6 +189,7 @@ def _record(
         flags=translation.flags,
         part=number,
         n_tags=n_tags,
+        window=translator.config.model.attention_window,
     )
 
 
@@ -185,8 +212,8 @@ def _short(x: float) -> float:
     return float(f"{x:.6g}")
 
 
-def _word(word: Any) -> int | None:
-    return None if word is None else int(word)
+def _number(given: Any) -> int | None:
+    return None if given is None else int(given)
 
 
 def _head_to_json(head: Head) -> dict[str, Any]:

@@ -51,10 +51,16 @@ class Head(NamedTuple):
     label: str
 
 
-def tendencies(kind: Kind, weight_LHQM: Array, places: Mapping[Place, Array]) -> list[Head]:
+def visibility(kind: Kind, n_asking: int, n_looked_at: int, window: int | None) -> Array:
+    """Who may look at whom, as the model has it: sections 3.2.3 and 4 of the paper."""
+    offset_QM = np.arange(n_looked_at) - np.arange(n_asking)[:, None]
+    visible_QM = offset_QM <= 0 if kind == "decoder" else np.ones_like(offset_QM, dtype=bool)
+    return visible_QM if kind == "memory" or window is None else visible_QM & (2 * np.abs(offset_QM) <= window)
+
+
+def tendencies(kind: Kind, weight_LHQM: Array, visible_QM: Array, places: Mapping[Place, Array]) -> list[Head]:
     """Of all heads of a kind. Rows that may look at one position alone say nothing of a head and are left out."""
     n_layers, n_heads, n_asking, n_looked_at = weight_LHQM.shape
-    visible_QM = (weight_LHQM != 0).any(axis=(0, 1))  # exact: what may not be seen has weight 0, in every head
     has_choice_Q = visible_QM.sum(1) > 1
     if not has_choice_Q.any():
         has_choice_Q = np.ones(n_asking, dtype=bool)
@@ -146,3 +152,11 @@ def units(pieces: Sequence[str], is_mark: Sequence[bool]) -> list[int]:
 def is_punctuation(piece: str) -> bool:
     text = piece.removeprefix(SPACE_MARK)
     return bool(text) and all(unicodedata.category(c)[0] in "PS" for c in text)
+
+
+def most_telling(heads: Sequence[Head]) -> int:
+    """Which of them says most plainly what goes where: the one to show first."""
+    asked = [i for i, head in enumerate(heads) if head.kind == "memory"]
+    return max(
+        asked, key=lambda i: (max(heads[i].shares.get(place, 0.0) for place in ("same", "next")), -heads[i].evenness)
+    )

@@ -1,7 +1,7 @@
 """Records of attention as one file that opens anywhere: the page of `page/` with its script, style and data inside.
 
-Nothing is asked of a network, and a content-security-policy in the file forbids it: the one script and the one style that
-may run are named by their hashes.
+Nothing is asked of a network, and a content-security-policy in the file forbids it: the one script that may run, and
+the one style, are named by their hashes.
 """
 
 from __future__ import annotations

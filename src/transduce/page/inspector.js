@@ -16,7 +16,7 @@ window.Inspector = (() => {
   const LONG = 60; // tokens, from which on rows are lower and lines fewer
   const LEAST_LINE = 0.03;
   const TALLEST = 16000; // pixels: browsers draw no taller canvas
-  const LEAST_CELL = 3, MOST_CELL = 34, LEAST_LABELLED = 11;
+  const LEAST_CELL = 3, MOST_CELL = 28, LEAST_LABELLED = 11;
 
   function make(tag, attributes = {}, ...children) {
     const element = document.createElement(tag);
@@ -95,18 +95,34 @@ window.Inspector = (() => {
   }
 
   // One head as a picture of a pixel for each weight.
-  function bitmap(weights, first, nRows, nColumns, ramp) {
+  function bitmap(canvas, weights, first, nRows, nColumns, ramp) {
     const image = new ImageData(nColumns, nRows), pixels = new Uint32Array(image.data.buffer);
     for (let i = 0; i < pixels.length; i++) pixels[i] = ramp[Math.round(255 * weights[first + i])];
-    const canvas = make("canvas", { width: nColumns, height: nRows });
-    canvas.getContext("2d").putImageData(image, 0, 0);
+    canvas.width = nColumns;
+    canvas.height = nRows;
+    canvas.getContext("2d", { willReadFrequently: true }).putImageData(image, 0, 0); // stays off the GPU, which many would choke
     return canvas;
   }
 
-  // Two columns of tokens, or words, and lines between them. `matrix.at(l, r)`: how strong each line is.
+  // The same of a head, made smaller where it is too large: of weights that fall together the largest stays.
+  function shrunk(weights, first, nRows, nColumns, mostRows, mostColumns) {
+    const rows = Math.min(nRows, mostRows), columns = Math.min(nColumns, mostColumns), found = new Float32Array(rows * columns);
+    const column = Int32Array.from({ length: nColumns }, (_, c) => Math.floor((c * columns) / nColumns));
+    for (let r = 0, i = first; r < nRows; r++) {
+      const start = Math.floor((r * rows) / nRows) * columns;
+      for (let c = 0; c < nColumns; c++, i++) {
+        if (weights[i] > found[start + column[c]]) found[start + column[c]] = weights[i];
+      }
+    }
+    return [found, rows, columns];
+  }
+
+  // Two columns of tokens, or words, and lines between them; or two rows, where they are few and there is room.
+  // `matrix.at(l, r)`: how strong each line is.
   class Columns {
-    constructor(left, right, { label, onhover, onselect }) {
+    constructor(left, right, { label, onhover, onselect, mayLieAcross = false }) {
       this.sides = [left, right];
+      this.mayLieAcross = mayLieAcross;
       this.row = Math.max(left.length, right.length) > LONG ? 20 : 28;
       this.canvas = make("canvas", { "aria-hidden": "true" });
       this.buttons = [left, right].map((items) => items.map((item) =>
@@ -125,20 +141,34 @@ window.Inspector = (() => {
         list.addEventListener("click", (e) => place(e) >= 0 && onselect({ side, index: place(e) }));
         list.addEventListener("keydown", (e) => {
           const step = { ArrowDown: 1, ArrowUp: -1 }[e.key], next = place(e) + step;
-          if (!step || !this.buttons[side][next]) return;
+          if (!step) return;
           e.preventDefault();
+          if (!this.buttons[side][next]) return;
           onselect({ side, index: next }, true);
           this.buttons[side][next].focus();
         });
       });
     }
 
+    // Whether both sides fit into one line each; then they lie as they are read.
+    layOut() {
+      this.root.classList.toggle("across", this.mayLieAcross);
+      const lists = this.root.querySelectorAll("ol");
+      const isAcross = this.mayLieAcross && [...lists].every((list) => list.scrollWidth <= list.clientWidth);
+      this.root.classList.toggle("across", isAcross);
+      return isAcross;
+    }
+
     paint(matrix, active, selected, palette) {
-      const [nLeft, nRight] = this.sides.map((items) => items.length);
-      const height = this.row * Math.max(nLeft, nRight);
+      const [nLeft, nRight] = this.sides.map((items) => items.length), isAcross = this.layOut();
+      const height = isAcross ? 84 : this.row * Math.max(nLeft, nRight);
       this.canvas.style.height = `${height}px`;
-      const width = this.canvas.clientWidth;
+      const width = this.canvas.clientWidth, start = this.canvas.getBoundingClientRect().left;
       const context = prepare(this.canvas, width, height);
+      const middles = isAcross && this.buttons.map((buttons) => buttons.map((button) => {
+        const box = button.getBoundingClientRect();
+        return box.left + box.width / 2 - start;
+      }));
       const strength = (side, i) => {
         if (!active || active.side === side) return 0;
         return side ? matrix.at(active.index, i) : matrix.at(i, active.index);
@@ -154,7 +184,12 @@ window.Inspector = (() => {
         if (button.lastChild.textContent !== share) button.lastChild.textContent = share;
       }));
       for (let l = 0; l < nLeft; l++) {
-        for (const r of this.visible(matrix, l, nRight, active)) this.line(context, l, r, matrix.at(l, r), width, palette);
+        for (const r of this.visible(matrix, l, nRight, active)) {
+          const ends = isAcross
+            ? [middles[0][l], 3, middles[1][r], height - 3]
+            : [2, (l + 0.5) * this.row - 1, width - 2, (r + 0.5) * this.row - 1];
+          this.line(context, ends, isAcross, matrix.at(l, r), palette);
+        }
       }
     }
 
@@ -170,13 +205,13 @@ window.Inspector = (() => {
       return found.sort((a, b) => matrix.at(l, b) - matrix.at(l, a)).slice(0, nRight > LONG ? 3 : 8);
     }
 
-    line(context, l, r, w, width, palette) {
-      const from = (l + 0.5) * this.row - 1, to = (r + 0.5) * this.row - 1, bend = width * 0.45;
+    line(context, [x, y, toX, toY], isAcross, w, palette) {
       context.strokeStyle = css(palette.accent, Math.min(1, 0.06 + 0.94 * w));
       context.lineWidth = 1 + 2 * w;
       context.beginPath();
-      context.moveTo(2, from);
-      context.bezierCurveTo(bend, from, width - bend, to, width - 2, to);
+      context.moveTo(x, y);
+      const [bendX, bendY] = isAcross ? [0, (toY - y) * 0.5] : [(toX - x) * 0.45, 0];
+      context.bezierCurveTo(x + bendX, y + bendY, toX - bendX, toY - bendY, toX, toY);
       context.stroke();
     }
   }
@@ -277,7 +312,7 @@ window.Inspector = (() => {
       root.classList.add("inspector");
       window.addEventListener("keydown", (event) => this.key(event), { signal });
       matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolour(), { signal });
-      this.resized = new ResizeObserver(() => this.paint());
+      this.resized = new ResizeObserver(() => { this.paint(); this.paintWords(); });
       this.build();
       this.resized.observe(root);
     }
@@ -297,16 +332,9 @@ window.Inspector = (() => {
       return this.record.heads.find((one) => one.kind === kind && one.layer === layer && one.head === head);
     }
 
-    // Begin with the head that says most plainly what goes where.
-    mostTelling() {
-      const telling = this.record.heads.filter((one) => one.kind === "memory");
-      const share = (one) => Math.max(one.shares.same ?? 0, one.shares.next ?? 0, (1 - one.evenness) / 4);
-      return telling.reduce((best, one) => (share(one) > share(best) ? one : best));
-    }
-
     build() {
-      const { layer, head } = this.mostTelling();
-      Object.assign(this.state, { kind: "memory", layer, head, selected: null, hover: null });
+      const { kind, layer, head } = this.record.heads[this.record.most_telling];
+      Object.assign(this.state, { kind, layer, head, selected: null, hover: null });
       this.palette = colours(this.root);
       this.wordLinks = this.record.alignment ?? [];
       this.status = make("p", { class: "looking", "aria-live": "polite" });
@@ -351,6 +379,7 @@ window.Inspector = (() => {
     recolour() {
       this.palette = colours(this.root);
       this.showHead();
+      this.paintWords();
       this.drawOverview();
     }
 
@@ -375,7 +404,7 @@ window.Inspector = (() => {
         }, tokenText({ text: shown(token.piece, isMark), isMark }), make("small", { text: percent(token.probability) }),
         make("span", { class: "bar" }, bar));
       });
-      const said = make("div", { class: "said", role: "group", "aria-label": "Tokens of the translation", tabindex: "-1" },
+      const said = make("div", { class: "said", role: "group", "aria-label": "Tokens of the translation" },
         ...this.chips);
       const notes = flags.map((flag) => `${flag}: ${this.names.flags[flag] ?? ""}`);
       if (part[1] > 1) notes.unshift(`part ${part[0]} of ${part[1]}`);
@@ -388,7 +417,8 @@ window.Inspector = (() => {
     }
 
     sentence(className, text, side) {
-      const line = make("p", { class: className, dir: "auto" });
+      const isLong = text.length > 500;
+      const line = make("p", { class: className, dir: "auto", ...(isLong ? { tabindex: "0" } : {}) });
       for (const part of text.split(/([ \t]+)/)) {
         if (!part || /^[ \t]+$/.test(part)) { line.append(part); continue; }
         const word = this.wordSpans[side].length;
@@ -476,7 +506,7 @@ window.Inspector = (() => {
       }
       const first = head * nRows * nColumns, weights = this.unpacked.weights;
       this.matrix = { at: (row, column) => weights[first + row * nColumns + column], isShare: true };
-      this.picture = bitmap(weights, first, nRows, nColumns, this.palette.ramp);
+      this.picture = bitmap(make("canvas"), weights, first, nRows, nColumns, this.palette.ramp);
       this.showPair();
       for (const button of this.root.querySelectorAll(".head")) {
         button.setAttribute("aria-pressed", String(button.dataset.at === `${kind} ${layer} ${head}`));
@@ -520,7 +550,6 @@ window.Inspector = (() => {
       this.heat.canvas.setAttribute("aria-label", `Attention of ${this.names.kinds[kind]}, layer ${layer + 1}, head ${head + 1}: rows look at columns`);
       const said = kind !== "encoder" && this.active?.side === 0 ? this.active.index : -1;
       this.chips.forEach((chip, t) => chip.classList.toggle("active", t === said));
-      this.words?.paint(this.wordMatrix, this.wordActive, null, this.palette);
       this.describe();
     }
 
@@ -529,7 +558,7 @@ window.Inspector = (() => {
       if (!at) { this.status.textContent = `${ABOUT[kind]} Point at a token or a cell; click to hold it.`; return; }
       const bold = (item) => make("b", {}, tokenText(item)), [asks, looked] = this.items;
       const others = (at.side ? asks : looked).map((item, i) => [item, at.side ? this.matrix.at(i, at.index) : this.matrix.at(at.index, i)]);
-      const first = others.sort((a, b) => b[1] - a[1]).slice(0, 5).filter(([, w]) => w >= 0.0005);
+      const first = others.sort((a, b) => b[1] - a[1]).slice(0, 4).filter(([, w]) => w >= 0.0005);
       const list = first.flatMap(([item, w], i) => [i ? ", " : "", bold(item), ` ${percent(w)}`]);
       const parts = [bold((at.side ? looked : asks)[at.index])];
       const next = kind !== "encoder" && !at.side ? this.record.tokens[at.index] : null;
@@ -544,7 +573,7 @@ window.Inspector = (() => {
       const groups = Object.entries(this.names.kinds).map(([kind, name]) => {
         const [layers, heads] = this.record.weights[kind].shape;
         const rows = Array.from({ length: layers }, (_, layer) => make("div", { class: "layer" },
-          make("span", { class: "note", text: `Layer ${layer + 1}` }),
+          make("span", { class: "note", text: `${layer + 1}` }),
           make("div", {}, ...Array.from({ length: heads }, (_, head) => {
             const { label } = this.headOf(kind, layer, head);
             return make("button", {
@@ -555,10 +584,13 @@ window.Inspector = (() => {
           }))));
         return make("div", { class: "kind" }, make("h3", { text: name }), ...rows);
       });
+      const kinds = make("div", { class: "kinds" }, ...groups);
+      kinds.style.setProperty("--least", `${Math.min(8, this.shape[1]) * 4.8 + 1.5}rem`); // all heads of a layer in a row
       const details = make("details", {}, make("summary", { text: "What each head tends to do, in numbers" }));
       details.addEventListener("toggle", () => details.open && !details.querySelector("table") && details.append(this.table()));
       return make("section", { class: "card overview" }, make("header", {}, make("h2", { text: "All heads" }),
-        make("span", { class: "note", text: "what each looks at most; rows ask, columns are looked at" })), ...groups, details);
+        make("span", { class: "note", text: "what each looks at most; rows ask, columns are looked at" })),
+        kinds, details);
     }
 
     // Layer by layer, with time for the page in between.
@@ -570,14 +602,11 @@ window.Inspector = (() => {
         if (!waiting.length) { this.root.dataset.drawn = "all"; return; }
         const [kind, layer] = waiting.shift(), packed = this.record.weights[kind];
         const [, heads, nRows, nColumns] = packed.shape, weights = unpack(packed, layer);
+        const canvases = this.root.querySelectorAll(`.head[data-at^="${kind} ${layer} "] canvas`);
+        const width = canvases[0].clientWidth || 96, height = canvases[0].clientHeight || 58;
         for (let head = 0; head < heads; head++) {
-          const canvas = this.root.querySelector(`.head[data-at="${kind} ${layer} ${head}"] canvas`);
-          const width = canvas.clientWidth || 96, height = canvas.clientHeight || 58;
-          const context = prepare(canvas, width, height);
-          context.imageSmoothingEnabled = nColumns > width || nRows > height;
-          context.imageSmoothingQuality = "high";
-          const picture = bitmap(weights, head * nRows * nColumns, nRows, nColumns, this.palette.ramp);
-          context.drawImage(picture, 0, 0, width, height);
+          const [small, rows, columns] = shrunk(weights, head * nRows * nColumns, nRows, nColumns, height, width);
+          bitmap(canvases[head], small, 0, rows, columns, this.palette.ramp);
         }
         this.drawing = setTimeout(next, 0);
       };
@@ -607,18 +636,20 @@ window.Inspector = (() => {
         return make("section", { class: "card" }, header,
           make("p", { class: "note", text: "This model does not say which of its heads align words." }));
       }
-      const linked = new Set(this.wordLinks.map(([s, t]) => `${s} ${t}`));
-      this.wordMatrix = { at: (s, t) => (linked.has(`${s} ${t}`) ? 1 : 0), isShare: false };
-      this.wordActive = null;
+      const nTarget = sides[1].length, linked = new Set(this.wordLinks.map(([s, t]) => s * nTarget + t));
+      this.wordMatrix = { at: (s, t) => (linked.has(s * nTarget + t) ? 1 : 0), isShare: false };
       const react = (at) => {
-        this.wordActive = at;
         this.linkWords(at?.side ?? 0, at ? at.index : null);
-        this.words.paint(this.wordMatrix, at, null, this.palette);
+        this.paintWords(at);
       };
-      this.words = new Columns(...sides, { label: ["Words of the source", "Words of the translation"], onhover: react, onselect: react });
+      this.words = new Columns(...sides, { label: ["Words of the source", "Words of the translation"], onhover: react, onselect: react, mayLieAcross: true });
       header.append(make("span", { class: "note", text: "which words belong together, by the heads that align best" }));
       return make("section", { class: "card words-card" }, header,
         make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Word alignment" }, this.words.root));
+    }
+
+    paintWords(active = null) {
+      this.words?.paint(this.wordMatrix, active, null, this.palette);
     }
 
     footer() {
