@@ -116,6 +116,8 @@ def test_a_record_has_what_translate_says(translator: Translator) -> None:
     words = [word for word in record.source_words if word is not None]
     assert words == sorted(words)
     assert max(words) + 1 == len(source)
+    assert record.source_words[record.source.index("▁Auto")] == source.index("Auto")
+    assert record.target_words[record.target.index("▁car")] == target.index("car")
 
 
 def test_what_is_long_gives_a_record_for_each_part(translator: Translator) -> None:

@@ -167,6 +167,10 @@ def test_heads_layers_kinds_and_tokens_are_reached_by_keyboard(opened: Opened, r
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     assert chosen(page, "head") == "4", "the buttons answer to arrows too, once for each"
+    page.locator(".layer-choice input:checked").focus()
+    page.keyboard.press("ArrowLeft")
+    assert (chosen(page, "layer"), chosen(page, "head")) == ("1", "4"), "each row of buttons for itself"
+    page.keyboard.press("ArrowRight")
     page.locator(".lines .left .token").first.focus()
     page.keyboard.press("ArrowDown")
     np.testing.assert_allclose(shares(page, "right"), records[0].weights["encoder"][1, 3, 1], atol=1e-3)

@@ -487,7 +487,7 @@ window.Inspector = (() => {
       const shares = Object.entries(found.shares).map(([place, share]) => {
         const bar = make("i");
         bar.style.setProperty("--w", share);
-        return make("span", {}, words[place], bar, percent(share));
+        return make("span", {}, make("span", { text: words[place] }), make("span", {}, bar, percent(share)));
       });
       this.choice.replaceChildren(
         make("div", { class: "choice" },
