@@ -133,6 +133,16 @@ def test_a_prefix_is_part_of_what_is_said(translator: Translator) -> None:
     assert record.translation.startswith("Yesterday")
 
 
+def test_a_tag_is_a_mark_and_no_word() -> None:
+    asked = Translator.load(Path(__file__).parent / "models" / "version-1", device="cpu")
+    to = asked.origin.tagged_languages[0]
+    (record,) = inspect(asked, ["Das ist gut."], to)
+    assert (record.n_tags, record.source[0], record.source_words[0]) == (1, f"<2{to}>", None)
+    assert len(record.source_words) == len(record.source)
+    (translation,) = asked.translate(["Das ist gut."], to, with_details=True)
+    assert (record.translation, record.alignment) == (translation.text, translation.alignment)
+
+
 def test_records_come_back_from_json(translator: Translator) -> None:
     records = list(inspect(translator, ["Das ist gut.", SENTENCE]))
     found = from_document(json.loads(json.dumps(to_document(records, "a", "de-en"))))

@@ -273,6 +273,15 @@ def test_300_tokens_open_within_two_seconds_and_stay_usable(browser: Browser, tm
     weight_S = record.weights["memory"][int(chosen(page, "layer")) - 1, int(chosen(page, "head")) - 1, 250]
     np.testing.assert_allclose(shares(page, "right"), weight_S, atol=1e-3)
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+    page.locator(".chip").nth(3).click()
+    page.wait_for_function("document.querySelector('.lines').scrollTop < 60")
+    box = page.locator(".heat").bounding_box()
+    assert box is not None
+    assert box["width"] < 600, "the whole of it can be seen"
+    page.locator(".heat").click(position={"x": 100, "y": box["height"] * 200.5 / 300})
+    active = page.locator(".lines .left .token[aria-pressed=true] bdi")
+    assert active.inner_text() in ("w198", "w199", "w200")
+    page.wait_for_function("document.querySelector('.lines').scrollTop > 3000")
     page.close()
 
 

@@ -16,7 +16,7 @@ window.Inspector = (() => {
   const LONG = 60; // tokens, from which on rows are lower and lines fewer
   const LEAST_LINE = 0.03;
   const TALLEST = 16000; // pixels: browsers draw no taller canvas
-  const LEAST_CELL = 3, MOST_CELL = 28, LEAST_LABELLED = 11;
+  const LEAST_CELL = 1.25, MOST_CELL = 28, LEAST_LABELLED = 11; // pixels
 
   function make(tag, attributes = {}, ...children) {
     const element = document.createElement(tag);
@@ -245,7 +245,7 @@ window.Inspector = (() => {
       const isLabelled = this.cell >= LEAST_LABELLED;
       if (!isLabelled) {
         this.left = 0;
-        this.cell = Math.max(LEAST_CELL, Math.min(MOST_CELL, Math.floor((room - 2) / this.nColumns)));
+        this.cell = Math.max(LEAST_CELL, Math.min(MOST_CELL, (room - 2) / this.nColumns));
       }
       this.top = isLabelled ? widest(columns) : 0;
       const width = this.left + this.cell * this.nColumns + 2, height = this.top + this.cell * this.nRows + 2;
@@ -294,9 +294,10 @@ window.Inspector = (() => {
       context.strokeStyle = css(palette.warm);
       context.lineWidth = 1.5;
       const row = active.side === 0 ? active.index : null, column = active.side === 1 ? active.index : active.other;
-      const [w, h] = [this.cell * this.nColumns, this.cell * this.nRows];
-      if (row !== null) context.strokeRect(this.left, this.top + row * this.cell - 0.5, w, this.cell);
-      if (column !== undefined) context.strokeRect(this.left + column * this.cell - 0.5, this.top, this.cell, h);
+      const [w, h] = [this.cell * this.nColumns, this.cell * this.nRows], out = this.cell < 6 ? 2 : 0.5;
+      const thick = this.cell + 2 * out - 1;
+      if (row !== null) context.strokeRect(this.left, this.top + row * this.cell - out, w, thick);
+      if (column !== undefined) context.strokeRect(this.left + column * this.cell - out, this.top, thick, h);
     }
   }
 
@@ -540,6 +541,13 @@ window.Inspector = (() => {
       this.state.selected = isSame && !isSet ? null : at;
       this.state.hover = null;
       this.paint();
+      if (this.state.selected) this.bringIntoView(at.index * this.columns.row);
+    }
+
+    // What was chosen elsewhere stands in the middle of the lines; what can be seen already stays where it is.
+    bringIntoView(y) {
+      const lines = this.pair.querySelector(".lines"), { scrollTop, clientHeight } = lines;
+      if (y < scrollTop || y + this.columns.row > scrollTop + clientHeight) lines.scrollTop = y - clientHeight / 2;
     }
 
     paint() {
