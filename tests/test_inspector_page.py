@@ -255,7 +255,7 @@ def test_300_tokens_open_within_two_seconds_and_stay_usable(browser: Browser, tm
     path = tmp_path / "page.html"
     path.write_text(to_page([record]), encoding="utf-8")
     took = []
-    for _ in range(3):  # others may be at work on this machine: the quickest of three
+    for _ in range(5):  # others may be at work on this machine: the quickest of a few
         page = browser.new_page()
         page.goto("about:blank")
         began = time.monotonic()
