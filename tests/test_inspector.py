@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import webbrowser
 from dataclasses import replace
 from fnmatch import fnmatch
 from html.parser import HTMLParser
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from transduce import ConfigError, DataError, ModelFolderError, Transformer, Translator, reference, with_model
 from transduce.checkpoint import BUNDLED, WEIGHTS
@@ -33,7 +35,7 @@ from transduce.insight.heads import (
     units,
     visibility,
 )
-from transduce.insight.output import Wanted, sentences_of, split_arguments
+from transduce.insight.output import Wanted, sentences_of, split_arguments, write
 from transduce.insight.page import PAGE, to_page
 from transduce.insight.picture import choose_heads, draw
 
@@ -452,6 +454,17 @@ def test_sentences_come_from_arguments_or_a_file(tmp_path: Path) -> None:
 def test_what_cannot_be_wanted_is_refused(wanted: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Wanted(**wanted)
+
+
+def test_a_page_of_several_is_opened_when_asked(
+    hand_made: AttentionRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", seen.append)
+    path = tmp_path / "a b.html"
+    (told,) = write([hand_made] * 2, Wanted(html=path, is_opened=True), Console(), "run", "de-en")
+    assert seen == [path.as_uri()]
+    assert re.fullmatch(rf"{path}: 2 sentences, 18 heads, \d+ kB; open it in a browser", told)
 
 
 def transduce(*arguments: str, given: str = "", cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -99,6 +99,8 @@ def test_it_opens_from_disk_and_shows_the_translation(opened: Opened, records: l
         assert f"{piece.removeprefix('▁')} {100 * probability:.1f}\u00a0%" in others
     page.get_by_label("Sentence").select_option(index=1)
     assert page.locator(".sentence").inner_text() == "Ich bin müde."
+    assert page.evaluate("document.activeElement.tagName") == "SELECT"
+    assert page.locator(".lines .left .token").count() == len(records[1].target)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -118,6 +118,6 @@ def write(
 
 
 def _told(path: Path, records: Sequence[AttentionRecord]) -> str:
-    n_heads = len(records[0].heads)
-    size = f"{path.stat().st_size / 1e6:.1f} MB"
+    n_heads, n_bytes = len(records[0].heads), path.stat().st_size
+    size = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} kB"
     return f"{path}: {len(records)} sentence{'s' * (len(records) > 1)}, {n_heads} heads, {size}"

@@ -354,10 +354,14 @@ window.Inspector = (() => {
       const counts = `${layers} decoder layers of ${heads} heads`;
       const select = make("select", {
         "aria-label": "Sentence",
-        onchange: () => { this.state.record = select.selectedIndex; this.build(); },
+        onchange: () => {
+          this.state.record = select.selectedIndex;
+          this.build();
+          this.root.querySelector("select").focus();
+        },
       }, ...records.map((one, i) => {
         const part = one.part[1] > 1 ? ` (part ${one.part[0]} of ${one.part[1]})` : "";
-        const text = one.text.length > 70 ? `${one.text.slice(0, 69)}\u2026` : one.text;
+        const text = one.text.length > 70 ? `${[...one.text].slice(0, 69).join("")}\u2026` : one.text;
         return make("option", { text: `${i + 1}. ${text}${part}`, ...(i === this.state.record ? { selected: "" } : {}) });
       }));
       const theme = document.documentElement.dataset.theme ?? "auto";
