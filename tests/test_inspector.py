@@ -272,6 +272,7 @@ def test_rows_without_a_choice_say_nothing_of_a_head() -> None:
     (head,) = tendencies("decoder", np.eye(3)[[0, 0, 1]][None, None], visibility("decoder", 3, 3, None), places)
     assert head.label == "the word before"
     assert head.shares["same"] == pytest.approx(0, abs=1e-6)
+    assert "next" not in head.shares, "and nobody sees the word after"
 
 
 def test_a_decoder_looks_at_words_by_their_alignment() -> None:

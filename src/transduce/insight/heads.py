@@ -59,8 +59,10 @@ def visibility(kind: Kind, n_asking: int, n_looked_at: int, window: int | None) 
 
 
 def tendencies(kind: Kind, weight_LHQM: Array, visible_QM: Array, places: Mapping[Place, Array]) -> list[Head]:
-    """Of all heads of a kind. Rows that may look at one position alone say nothing of a head and are left out."""
+    """Of all heads of a kind. Rows that may look at one position alone say nothing of a head and are left out; so are
+    places that nobody may look at, such as the word after in a decoder."""
     n_layers, n_heads, n_asking, n_looked_at = weight_LHQM.shape
+    places = {place: at_QM for place, at_QM in places.items() if (at_QM & visible_QM).any()}
     has_choice_Q = visible_QM.sum(1) > 1
     if not has_choice_Q.any():
         has_choice_Q = np.ones(n_asking, dtype=bool)

@@ -11,6 +11,11 @@ window.Inspector = (() => {
     decoder: "Each token of the translation looks at itself and at what was said before it.",
     memory: "Each token of the translation looks at the source, to find what to say next.",
   };
+  const HOW_LIKELY =
+    "How likely each token was. Point at one to see what else could have been said; click to see what it looked at.";
+  const OF_SHARES =
+    "Shares of attention, averaged over the tokens of this sentence. For a decoder that looks at the source, words " +
+    "are those aligned with what was just said, with what was said before that, and with what is to come.";
   const TITLES = { source: "source", target: "translation" };
   const UNSURE = 0.5;
   const LONG = 60; // tokens, from which on rows are lower and lines fewer
@@ -27,6 +32,11 @@ window.Inspector = (() => {
     }
     element.append(...children);
     return element;
+  }
+
+  // What may be larger than its place: it scrolls by itself, by keyboard too.
+  function scroller(name, ...children) {
+    return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, ...children);
   }
 
   const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
@@ -100,13 +110,14 @@ window.Inspector = (() => {
     for (let i = 0; i < pixels.length; i++) pixels[i] = ramp[Math.round(255 * weights[first + i])];
     canvas.width = nColumns;
     canvas.height = nRows;
-    canvas.getContext("2d", { willReadFrequently: true }).putImageData(image, 0, 0); // stays off the GPU, which many would choke
+    canvas.getContext("2d", { willReadFrequently: true }).putImageData(image, 0, 0); // not by the GPU: they are many
     return canvas;
   }
 
   // The same of a head, made smaller where it is too large: of weights that fall together the largest stays.
   function shrunk(weights, first, nRows, nColumns, mostRows, mostColumns) {
-    const rows = Math.min(nRows, mostRows), columns = Math.min(nColumns, mostColumns), found = new Float32Array(rows * columns);
+    const rows = Math.min(nRows, mostRows), columns = Math.min(nColumns, mostColumns);
+    const found = new Float32Array(rows * columns);
     const column = Int32Array.from({ length: nColumns }, (_, c) => Math.floor((c * columns) / nColumns));
     for (let r = 0, i = first; r < nRows; r++) {
       const start = Math.floor((r * rows) / nRows) * columns;
@@ -220,7 +231,7 @@ window.Inspector = (() => {
   class HeatMap {
     constructor({ onhover, onselect }) {
       this.canvas = make("canvas", { class: "heat", role: "img" });
-      this.root = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Heat map" }, this.canvas);
+      this.root = scroller("Heat map", this.canvas);
       const cell = (event) => {
         const box = this.canvas.getBoundingClientRect();
         const column = Math.floor((event.clientX - box.left - this.left) / this.cell);
@@ -239,7 +250,7 @@ window.Inspector = (() => {
       this.nColumns = columns.length;
       const font = "12px system-ui, 'Segoe UI', 'Liberation Sans', sans-serif";
       probe.font = font;
-      const widest = (items) => Math.min(96, 10 + Math.max(...items.map((item) => probe.measureText(item.text).width)));
+      const widest = (items) => Math.min(100, 16 + Math.max(...items.map((item) => probe.measureText(item.text).width)));
       this.left = widest(rows);
       this.cell = Math.max(LEAST_CELL, Math.min(MOST_CELL, Math.floor((room - this.left - 2) / this.nColumns)));
       const isLabelled = this.cell >= LEAST_LABELLED;
@@ -448,12 +459,12 @@ window.Inspector = (() => {
 
     showInstead(t) {
       if (t === null) {
-        this.instead.textContent = "How likely each token was. Point at one to see what else could have been said; click to see what it looked at.";
+        this.instead.textContent = HOW_LIKELY;
         return;
       }
       const token = this.record.tokens[t];
       const name = (piece) => make("b", {}, tokenText({ text: shown(piece, piece === "</s>") }));
-      const others = token.runners_up.flatMap(([piece, probability], i) => [i ? ", " : "", name(piece), ` ${percent(probability)}`]);
+      const others = token.runners_up.flatMap(([piece, p], i) => [i ? ", " : "", name(piece), ` ${percent(p)}`]);
       this.instead.replaceChildren(name(token.piece), ` ${percent(token.probability)}; instead: `, ...others);
     }
 
@@ -485,10 +496,12 @@ window.Inspector = (() => {
 
     showHead() {
       const { kind, layer, head, record } = this.state, [layers, heads, nRows, nColumns] = this.shape;
-      const hadFocus = this.choice.contains(document.activeElement) ? document.activeElement.closest("fieldset")?.className : null;
+      const focused = document.activeElement;
+      const hadFocus = this.choice.contains(focused) ? focused.closest("fieldset")?.className : null;
       const numbers = (n) => Array.from({ length: n }, (_, i) => [String(i), String(i + 1)]);
       const kinds = Object.entries(this.names.kinds);
       const found = this.headOf(kind, layer, head), words = this.names.places[kind];
+      const distance = found.distance.toFixed(1), entropy = found.entropy.toFixed(1);
       const shares = Object.entries(found.shares).map(([place, share]) => {
         const bar = make("i");
         bar.style.setProperty("--w", share);
@@ -496,12 +509,12 @@ window.Inspector = (() => {
       });
       this.choice.replaceChildren(
         make("div", { class: "choice" },
-          this.segments("kind-choice", "Attention", kinds, kind, (value) => this.choose({ kind: value })),
-          this.segments("layer-choice", "Layer", numbers(layers), String(layer), (value) => this.choose({ layer: Number(value) })),
-          this.segments("head-choice", "Head", numbers(heads), String(head), (value) => this.choose({ head: Number(value) }))),
+          this.segments("kind-choice", "Attention", kinds, kind, (kind) => this.choose({ kind })),
+          this.segments("layer-choice", "Layer", numbers(layers), String(layer), (i) => this.choose({ layer: Number(i) })),
+          this.segments("head-choice", "Head", numbers(heads), String(head), (i) => this.choose({ head: Number(i) }))),
         make("div", { class: "tends" },
           make("span", {}, "Looks mostly at ", make("strong", { text: found.label })),
-          make("span", { class: "note", text: `${found.distance.toFixed(1)} tokens away, ${found.entropy.toFixed(1)} bits of entropy, on average` })),
+          make("span", { class: "note", text: `${distance} tokens away, ${entropy} bits of entropy, on average` })),
         make("div", { class: "shares" }, ...shares), this.status);
       if (hadFocus) this.choice.querySelector(`.${hadFocus} input:checked`)?.focus();
 
@@ -532,7 +545,8 @@ window.Inspector = (() => {
       this.columns = new Columns(...this.items, { label, ...reactions });
       this.heat = new HeatMap(reactions);
       const legend = make("span", { class: "note legend" }, "0", make("i"), "100\u00a0%");
-      const lines = make("div", { class: "scroll lines", tabindex: "0", role: "region", "aria-label": "Lines" }, this.columns.root);
+      const lines = scroller("Lines", this.columns.root);
+      lines.classList.add("lines");
       this.pair.replaceChildren(
         make("section", { class: "card" }, make("header", {}, make("h2", { text: "Lines" }),
           make("span", { class: "note", text: `${TITLES[sides[0]]} \u2192 ${TITLES[sides[1]]}` })), lines),
@@ -559,7 +573,8 @@ window.Inspector = (() => {
       const { kind, layer, head, selected } = this.state;
       this.columns.paint(this.matrix, this.active, selected, this.palette);
       this.heat.paint(this.picture, ...this.items, this.active, this.palette);
-      this.heat.canvas.setAttribute("aria-label", `Attention of ${this.names.kinds[kind]}, layer ${layer + 1}, head ${head + 1}: rows look at columns`);
+      const name = `${this.names.kinds[kind]}, layer ${layer + 1}, head ${head + 1}`;
+      this.heat.canvas.setAttribute("aria-label", `Attention of ${name}: rows look at columns`);
       const said = kind !== "encoder" && this.active?.side === 0 ? this.active.index : -1;
       this.chips.forEach((chip, t) => chip.classList.toggle("active", t === said));
       this.describe();
@@ -569,14 +584,15 @@ window.Inspector = (() => {
       const at = this.active, { kind } = this.state;
       if (!at) { this.status.textContent = `${ABOUT[kind]} Point at a token or a cell; click to hold it.`; return; }
       const bold = (item) => make("b", {}, tokenText(item)), [asks, looked] = this.items;
-      const others = (at.side ? asks : looked).map((item, i) => [item, at.side ? this.matrix.at(i, at.index) : this.matrix.at(at.index, i)]);
+      const weight = (i) => (at.side ? this.matrix.at(i, at.index) : this.matrix.at(at.index, i));
+      const others = (at.side ? asks : looked).map((item, i) => [item, weight(i)]);
       const first = others.sort((a, b) => b[1] - a[1]).slice(0, 4).filter(([, w]) => w >= 0.0005);
       const list = first.flatMap(([item, w], i) => [i ? ", " : "", bold(item), ` ${percent(w)}`]);
       const parts = [bold((at.side ? looked : asks)[at.index])];
       const next = kind !== "encoder" && !at.side ? this.record.tokens[at.index] : null;
       if (next) parts.push(", about to say ", bold({ text: shown(next.piece, next.piece === "</s>") }), ",");
       parts.push(at.side ? " is looked at by " : " looks at ", ...list);
-      if (at.other !== undefined) parts.push("; here ", bold(looked[at.other]), ` ${percent(this.matrix.at(at.index, at.other))}`);
+      if (at.other !== undefined) parts.push("; here ", bold(looked[at.other]), ` ${percent(weight(at.other))}`);
       this.status.replaceChildren(...parts);
     }
 
@@ -599,7 +615,9 @@ window.Inspector = (() => {
       const kinds = make("div", { class: "kinds" }, ...groups);
       kinds.style.setProperty("--least", `${Math.min(8, this.shape[1]) * 4.8 + 1.5}rem`); // all heads of a layer in a row
       const details = make("details", {}, make("summary", { text: "What each head tends to do, in numbers" }));
-      details.addEventListener("toggle", () => details.open && !details.querySelector("table") && details.append(this.table()));
+      details.addEventListener("toggle", () => {
+        if (details.open && !details.querySelector("table")) details.append(this.table());
+      });
       return make("section", { class: "card overview" }, make("header", {}, make("h2", { text: "All heads" }),
         make("span", { class: "note", text: "what each looks at most; rows ask, columns are looked at" })),
         kinds, details);
@@ -628,16 +646,17 @@ window.Inspector = (() => {
 
     table() {
       const names = { ...this.names.places.encoder };
-      const head = make("tr", {}, ...["attention", "layer", "head", "looks mostly at", "distance", "entropy", ...Object.values(names)]
-        .map((text, i) => make("th", { scope: "col", text, ...(i === 3 ? { class: "words" } : {}) })));
+      const titles = ["attention", "layer", "head", "looks mostly at", "distance", "entropy", ...Object.values(names)];
+      const head = make("tr", {}, ...titles.map((text, i) =>
+        make("th", { scope: "col", text, ...(i === 3 ? { class: "words" } : {}) })));
       const rows = this.record.heads.map((one) => make("tr", {},
         ...[this.names.kinds[one.kind], one.layer + 1, one.head + 1].map((text) => make("td", { text })),
         make("td", { class: "words", text: one.label }),
         ...[one.distance.toFixed(1), one.entropy.toFixed(2)].map((text) => make("td", { text })),
         ...Object.keys(names).map((place) => make("td", { text: place in one.shares ? percent(one.shares[place]) : "" }))));
-      return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "What each head tends to do" },
+      return scroller("What each head tends to do",
         make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)),
-        make("p", { class: "note", text: "Shares of attention, averaged over the tokens of this sentence. For a decoder that looks at the source, words are those aligned with what was just said, with what was said before that, and with what is to come." }));
+        make("p", { class: "note", text: OF_SHARES }));
     }
 
     wordsCard() {
@@ -654,10 +673,11 @@ window.Inspector = (() => {
         this.linkWords(at?.side ?? 0, at ? at.index : null);
         this.paintWords(at);
       };
-      this.words = new Columns(...sides, { label: ["Words of the source", "Words of the translation"], onhover: react, onselect: react, mayLieAcross: true });
+      const label = ["Words of the source", "Words of the translation"];
+      this.words = new Columns(...sides, { label, onhover: react, onselect: react, mayLieAcross: true });
       header.append(make("span", { class: "note", text: "which words belong together, by the heads that align best" }));
       return make("section", { class: "card words-card" }, header,
-        make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Word alignment" }, this.words.root));
+        scroller("Word alignment", this.words.root));
     }
 
     paintWords(active = null) {
@@ -665,14 +685,19 @@ window.Inspector = (() => {
     }
 
     footer() {
-      const keys = [["\u2190 \u2192", "head"], ["Shift \u2190 \u2192", "layer"], ["1 2 3", "kind of attention"], ["J K", "token"], ["Esc", "let go"]];
-      return make("footer", { class: "note" }, ...keys.map(([key, what]) => make("span", {}, make("kbd", { text: key }), ` ${what}`)));
+      const keys = {
+        "\u2190 \u2192": "head", "Shift \u2190 \u2192": "layer", "1 2 3": "kind of attention", "J K": "token", Esc: "let go",
+      };
+      return make("footer", { class: "note" }, ...Object.entries(keys).map(([key, what]) =>
+        make("span", {}, make("kbd", { text: key }), ` ${what}`)));
     }
 
     key(event) {
-      if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("select, input, textarea, [contenteditable]")) return;
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if (event.target.closest?.("select, input, textarea, [contenteditable]")) return; // which have arrows of their own
       const { layer, head, selected } = this.state;
-      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], kind = Object.keys(this.names.kinds)[Number(event.key) - 1];
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      const kind = Object.keys(this.names.kinds)[Number(event.key) - 1];
       const move = { j: 1, k: -1 }[event.key.toLowerCase()];
       if (step) this.choose(event.shiftKey ? { layer: layer + step } : { head: head + step });
       else if (kind) this.choose({ kind });
