@@ -16,11 +16,15 @@ demo: .venv/.package
 	@echo
 	@$(SENTENCES) | $(BIN)/transduce translate .demo/run --scores --quiet
 	@echo
+	@$(SENTENCES) | $(BIN)/transduce inspect .demo/run --html .demo/inspect.html --quiet
+	@echo 'What each of its heads looked at meanwhile is in .demo/inspect.html: open it in a browser.'
+	@echo
 	@echo 'Three minutes on a CPU are one look at 38,000 short sentences: it has begun to learn, and translates badly.'
 	@echo 'More time, more text or a GPU make of it what you saw first.'
 	@echo
 	@echo 'Next: $(BIN)/transduce train YOUR.de YOUR.en --out run          your own two files'
 	@echo '      $(BIN)/transduce translate --json                         type a sentence: each token, its probability'
+	@echo '      $(BIN)/transduce inspect "Das ist gut." --html out.html   what every head looks at'
 	@echo '      $(BIN)/transduce evaluate run --source A --reference B    BLEU, chrF++ and TER, with their signatures'
 	@echo '      $(BIN)/transduce prepare tatoeba-40k --out prepared --stats   what is in the data'
 	@echo '      $(BIN)/transduce check-paper                              each setting beside the paper'

@@ -137,7 +137,7 @@ def test_each_degradation_is_flagged(translator: Translator) -> None:
     assert translator.translate([""])[0].flags == ()
     hypothesis = Hypothesis([], -1.0, -1.0, True, margin=1e-6)
     line = replace(translator.prepare("Das ist gut.", [], []), found={0: [hypothesis]})
-    assert translator._finish(line, with_details=False).flags == ("empty", "close")
+    assert translator._finish(line, None).flags == ("empty", "close")
 
 
 def test_white_space_around_a_line_stays(translator: Translator) -> None:

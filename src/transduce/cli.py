@@ -335,7 +335,7 @@ def train_command(
         show_result(console_for_stdout(), out, result, read_log(out / LOG))
 
 
-# What translate and evaluate both take.
+# What translate, evaluate and inspect take.
 Beam = Annotated[
     int | None, typer.Option(min=1, help="Hypotheses kept; 1 is greedy search. The model's when not given.")
 ]
@@ -345,6 +345,13 @@ Threads = Annotated[int | None, typer.Option(min=1, help="Of the CPU. All cores 
 Precision = Annotated[
     str, typer.Option("--dtype", metavar="float32|bfloat16|int8", help="Of the model's numbers; int8 is for CPUs.")
 ]
+
+Prefix = Annotated[str, typer.Option(help="How every translation must begin.")]
+Sample = Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching the best.")]
+Temperature = Annotated[float | None, typer.Option(help="Of sampling.")]
+TopK = Annotated[int | None, typer.Option(help="Of sampling: from so many tokens.")]
+TopP = Annotated[float | None, typer.Option(help="Of sampling: from the fewest tokens of this probability.")]
+Seed = Annotated[int | None, typer.Option(help="Of sampling.")]
 
 
 @app.command("translate")
@@ -370,7 +377,7 @@ def translate_command(
         bool, typer.Option("--json", help="An object a line: tokens, probabilities, runners-up, flags, alignment.")
     ] = False,
     to: To = None,
-    prefix: Annotated[str, typer.Option(help="How every translation must begin.")] = "",
+    prefix: Prefix = "",
     column: Annotated[
         int | None, typer.Option(min=1, help="Translate this column of a table; the translation is added as the last.")
     ] = None,
@@ -378,13 +385,11 @@ def translate_command(
         str | None, typer.Option("--field", help="Translate this field of JSON lines, such as text or text.de.")
     ] = None,
     into: Annotated[str, typer.Option(help="The field that the translation becomes, with --field.")] = "translation",
-    sample: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching the best.")] = False,
-    temperature: Annotated[float | None, typer.Option(help="Of sampling.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Of sampling: from so many tokens.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Of sampling: from the fewest tokens of this probability.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of sampling.")] = None,
+    sample: Sample = False,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
     batch_size: BatchSize = 64,
     device: Device = None,
     precision: Precision = "float32",
@@ -408,23 +413,16 @@ def translate_command(
 
       echo 'Das ist ein Haus.' | transduce translate              (by the model that comes along)
     """
-    from transduce.checkpoint import BUNDLED, BUNDLED_MODEL
     from transduce.records import Form, translate_files
     from transduce.show import show_summary, translation_progress
 
-    flags = {"beam_size": beam, "n_best": nbest, "method": "sample" if sample else None,
-             "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}  # fmt: skip
+    flags = decoding_flags(beam, sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     refuse_together({"--column": column, "--field": key, "--json": as_json or None})
     refuse_together({"--nbest": nbest, "--column": column})
     refuse_together({"--nbest": nbest, "--field": key})
-    refuse_together({"--beam": beam, "--sample": sample or None})
-    for name in ("temperature", "top_k", "top_p", "seed"):
-        if flags[name] is not None and not sample:
-            raise ConfigError(f"--{name.replace('_', '-')} means something to sampling alone: add --sample")
+    flags["n_best"] = nbest
     if model is None or str(model) == "-" or (model.exists() and not model.is_dir()):
-        model, files = BUNDLED, [str(model)] * (model is not None) + (files or [])
-        if not quiet:
-            print(f"by {BUNDLED_MODEL}, which comes along and knows short German sentences", file=sys.stderr)
+        model, files = bundled_model(quiet), [str(model)] * (model is not None) + (files or [])
     translator = load_translator(model, flags, settings or [], device, precision, threads, batch_size)
     if alignments is not None and translator.heads is None:
         raise ConfigError(f"{model} does not say which heads align words: train it again, or leave out --alignments")
@@ -436,6 +434,22 @@ def translate_command(
             translator, files or [], form, write_to_stdout, to=to, prefix=prefix, write_alignment=aligned, progress=told
         )
     show_summary(summary, quiet)
+
+
+def bundled_model(quiet: bool) -> Path:
+    from transduce.checkpoint import BUNDLED, BUNDLED_MODEL
+
+    if not quiet:
+        print(f"by {BUNDLED_MODEL}, which comes along and knows short German sentences", file=sys.stderr)
+    return BUNDLED
+
+
+def decoding_flags(beam: int | None, sample: bool, **of_sampling: Any) -> dict[str, Any]:
+    refuse_together({"--beam": beam, "--sample": sample or None})
+    for name, value in of_sampling.items():
+        if value is not None and not sample:
+            raise ConfigError(f"--{name.replace('_', '-')} means something to sampling alone: add --sample")
+    return {"beam_size": beam, "method": "sample" if sample else None, **of_sampling}
 
 
 def refuse_together(given: dict[str, Any]) -> None:
@@ -480,6 +494,74 @@ def load_translator(
     if precision == "int8" and (reason := translator.why_int8_is_slow) is not None:
         print(f"int8 is slow here: {reason}", file=sys.stderr)
     return translator
+
+
+@app.command("inspect")
+def inspect_command(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL SENTENCE",
+            help="A model folder, or a run, else what comes along; then sentences, each in quotes.",
+        ),
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A file of sentences, a line for each. Standard input: -")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page that opens in any browser, offline.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all weights and numbers.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw one head, or all of a layer, of one sentence.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="The same, for print.")] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    kind: Annotated[
+        str, typer.Option(metavar="encoder|decoder|memory", help="For pictures: which attention.")
+    ] = "memory",
+    layer: Annotated[int | None, typer.Option(min=1, help="For pictures, counted from 1.")] = None,
+    head: Annotated[
+        int | None, typer.Option(min=1, help="For pictures, counted from 1. Else all of the layer.")
+    ] = None,
+    beam: Beam = None,
+    to: To = None,
+    prefix: Prefix = "",
+    sample: Sample = False,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    device: Device = None,
+    threads: Threads = None,
+    settings: Settings = None,
+    quiet: Quiet = False,
+) -> None:
+    """Look inside a translation: what each head looks at, how sure each token is, which words belong together.
+
+    Examples:
+
+      transduce inspect "Das ist nicht gut." --html out.html --open
+
+      transduce inspect run "Das ist gut." "Wo ist mein Buch?" --html out.html
+
+      transduce inspect run --source test.de --json attention.json
+
+      transduce inspect "Das ist nicht gut."                        (a summary in words)
+
+      transduce inspect "Das ist nicht gut." --svg head.svg --kind encoder --layer 2 --head 3
+    """
+    from transduce.insight.attention import inspect
+    from transduce.insight.output import Wanted, direction_of, sentences_of, split_arguments, write
+    from transduce.show import console_for_stdout
+
+    wanted = Wanted(html=html, json=json_path, png=png, svg=svg, kind=kind, layer=layer, head=head, is_opened=open_page)
+    flags = decoding_flags(beam, sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    named, sentences = split_arguments(arguments or [])
+    sentences = sentences_of(sentences, source)
+    model = bundled_model(quiet) if named is None else named
+    translator = load_translator(model, flags, settings or [], device, "float32", threads, batch_size=64)
+    records = list(inspect(translator, sentences, to, prefix=prefix))
+    told = write(records, wanted, console_for_stdout(), model.resolve().name, direction_of(translator, to))
+    if not quiet:
+        for line in told:
+            print(line, file=sys.stderr)
 
 
 def write_to_stdout(line: str) -> None:

@@ -4,8 +4,6 @@ Line i out is line i in. A blank line stays blank; what is too long is split; wh
 flagged on the result, and nothing is dropped.
 """
 
-# Axes: T target tokens, S source tokens, V vocabulary, L layers, B sentences, H heads.
-
 from __future__ import annotations
 
 import contextlib
@@ -20,12 +18,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.alignment import Link, n_words, word_links, words_of
+from transduce.alignment import Link, n_words
 from transduce.checkpoint import BUNDLED, AlignmentHeads, Origin, load_model, load_origin, model_folder
 from transduce.config import DecodeConfig, RunConfig
 from transduce.data.subword import SUBWORDS, Subwords
 from transduce.decoding import Hypothesis, Queue, Sentence, Stepper, search
 from transduce.errors import ConfigError, ModelFolderError
+from transduce.explain import Explained, Token, explain
 from transduce.fast.cpu import keep_memory
 from transduce.model import Transformer
 from transduce.native_stepper import NativeStepper
@@ -59,16 +58,6 @@ LEAST_EACH = 8
 """Sentences for each core; of fewer, all cores work on all."""
 GATHER_SECONDS = 0.005
 """For how long to wait for more lines before those that have come are begun with."""
-
-
-N_RUNNERS_UP = 3
-
-
-class Token(NamedTuple):
-    piece: str
-    probability: float
-    runners_up: list[tuple[str, float]]
-    """What else the model thought of at this place, the likeliest first."""
 
 
 class Alternative(NamedTuple):
@@ -200,16 +189,28 @@ class Translator:
         `texts`, unless it is a list, is read in a thread of its own: lines that come slowly are begun as they come.
         `with_details` adds tokens and alignment. `prefix`: how every translation must begin.
         """
+        with contextlib.closing(self._found(texts, to, prefix)) as lines:
+            for line in lines:
+                yield self._finish(line, list(self._explain(line)) if with_details else None)
+
+    def explain(
+        self, texts: Iterable[str], to: str | None = None, *, prefix: str = ""
+    ) -> Iterator[tuple[Translation, list[Explained]]]:
+        """As `stream`, and of each part of a line the pass along its translation that the details are from."""
+        with contextlib.closing(self._found(texts, to, prefix)) as lines:
+            for line in lines:
+                parts = list(self._explain(line))
+                yield self._finish(line, parts), parts
+
+    def _found(self, texts: Iterable[str], to: str | None, prefix: str) -> Generator[_Line, None, None]:
         lines = _Lines(self, texts, self.tag_for(to), self.encode_prefix(prefix))
         try:
             while not lines.is_over:
                 with contextlib.closing(self._search(lines)) as found:
                     for sentence, hypotheses in found:
                         lines.put(sentence.number, hypotheses)
-                        for line in lines.ready():
-                            yield self._finish(line, with_details)
-                for line in lines.ready():  # blank ones, after which nothing was found
-                    yield self._finish(line, with_details)
+                        yield from lines.ready()
+                yield from lines.ready()  # blank ones, after which nothing was found
             if lines.error is not None:  # after all that came before it
                 raise lines.error
         finally:
@@ -274,10 +275,15 @@ class Translator:
             ids = self.subwords.encode([segment.text for segment in segments])
         return _Line(before, after, segments, ids, tag, prefix)
 
-    def _finish(self, line: _Line, with_details: bool) -> Translation:
+    def _explain(self, line: _Line) -> Iterator[Explained]:
+        parts = [(ids, line.found[place][0]) for place, ids in enumerate(line.ids)]
+        return explain(self.model, self.subwords, parts, line.tag, self.heads)
+
+    def _finish(self, line: _Line, parts: Sequence[Explained] | None) -> Translation:
         if not line.segments:
+            is_explained = parts is not None
             return Translation(
-                "", 0.0, 0.0, tokens=() if with_details else None, alignment=() if with_details else None
+                "", 0.0, 0.0, tokens=() if is_explained else None, alignment=() if is_explained else None
             )
         found = [line.found[place] for place in range(len(line.segments))]
         alternatives = tuple(
@@ -294,7 +300,8 @@ class Translator:
         flags += ["loop"] if loops else []
         flags += ["empty"] if not alternatives[0].text.strip() else []
         flags += ["close"] if any(h.margin < CLOSE - CLOSE_SHARE * h.log_prob for h in best) else []
-        tokens, alignment = self._details(line, best) if with_details else (None, None)
+        tokens = tuple(token for part in parts for token in part.tokens) if parts is not None else None
+        alignment = self._alignment(line, parts) if parts is not None else None
         first = alternatives[0]
         return Translation(first.text, first.score, first.log_prob, tuple(flags), alternatives, tokens, alignment)
 
@@ -309,43 +316,17 @@ class Translator:
             sum(hypothesis.log_prob for hypothesis in hypotheses),
         )
 
-    def _details(
-        self, line: _Line, hypotheses: Sequence[Hypothesis]
-    ) -> tuple[tuple[Token, ...], tuple[Link, ...] | None]:
-        tokens: list[Token] = []
+    def _alignment(self, line: _Line, parts: Sequence[Explained]) -> tuple[Link, ...] | None:
+        if self.heads is None:
+            return None
         links: dict[Link, None] = {}
         n_source = n_target = 0
-        for segment, ids, hypothesis in zip(line.segments, line.ids, hypotheses, strict=True):
-            some, weight_TS = self._explain([*line.tag, *ids], hypothesis)
-            tokens += some
-            source_words, target_words = (words_of(self.subwords.pieces(side)) for side in (ids, hypothesis.ids))
-            if weight_TS is not None:
-                found = word_links(weight_TS[:, len(line.tag) :], source_words, target_words)
-                links |= dict.fromkeys((s + n_source, t + n_target) for s, t in found)
+        for segment, part in zip(line.segments, parts, strict=True):
+            links |= dict.fromkeys((s + n_source, t + n_target) for s, t in part.links or ())
             # Where there is no gap, the next part goes on with the same word.
-            n_source += max(0, n_words(source_words) - (not segment.gap))
-            n_target += max(0, n_words(target_words) - (not segment.gap))
-        return tuple(tokens), (tuple(links) if self.heads is not None else None)
-
-    @torch.no_grad()
-    def _explain(self, source: list[int], hypothesis: Hypothesis) -> tuple[list[Token], Tensor | None]:
-        """By one more pass, forced along the translation: its tokens, and how each looks at the source."""
-        config = self.config.model
-        source_BS = torch.tensor([[*source, config.eos_id]], device=self.device)
-        target_in_BT = torch.tensor([[config.bos_id, *hypothesis.ids]], device=self.device)
-        output = self.model(source_BS, target_in_BT, with_attention=True)
-        probability_TV = output.logits_BTV[0].float().softmax(-1).cpu()
-        best_TC = probability_TV.topk(N_RUNNERS_UP + 1)
-        tokens = []
-        for place, i in enumerate([*hypothesis.ids, *([config.eos_id] if hypothesis.has_ended else [])]):
-            likely = zip(best_TC.indices[place].tolist(), best_TC.values[place].tolist(), strict=True)
-            others = [(self.subwords.pieces([other])[0], value) for other, value in likely if other != i]
-            piece = self.subwords.pieces([i])[0]
-            tokens.append(Token(piece, float(probability_TV[place, i]), others[:N_RUNNERS_UP]))
-        if self.heads is None:
-            return tokens, None
-        weight_HTS = output.attention.memory_LBHTS[self.heads.layer, 0, list(self.heads.heads)]
-        return tokens, weight_HTS.float().mean(0).cpu()[self.heads.shift :][: len(hypothesis.ids)]
+            n_source += max(0, n_words(part.source_words) - (not segment.gap))
+            n_target += max(0, n_words(part.target_words) - (not segment.gap))
+        return tuple(links)
 
 
 def _least(*bounds: int | None, less: int) -> int | None:
