@@ -28,7 +28,7 @@ ORDER = [
     {"alignment", "native_stepper"},
     {"translate"},
     {"records", "evaluate", "training", "interop"},
-    {"paper"},
+    {"paper", "insight"},
     {"show"},
     {"cli"},
     {"__main__"},

@@ -611,6 +611,81 @@ def runs_command(
         show_runs(console_for_stdout(), summaries)
 
 
+# Looking inside: what these take.
+Model = Annotated[
+    Path | None,
+    typer.Argument(metavar="MODEL", help="A model folder, or a run. The one that comes along when not given."),
+]
+
+
+@app.command("embed")
+def embed_command(
+    model: Model = None,
+    files: Annotated[
+        list[str] | None, typer.Argument(help="Files of lines, .gz and .xz too. Standard input: -")
+    ] = None,
+    pool: Annotated[str, typer.Option(metavar="mean|max|first", help="Over the tokens of a sentence.")] = "mean",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.npy", help="Write a NumPy array there. JSON lines when not given.")
+    ] = None,
+    two: Annotated[
+        tuple[str, str] | None, typer.Option("--similarity", help="Print the cosine similarity of two sentences.")
+    ] = None,
+    to: To = None,
+    device: Device = None,
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """Turn sentences into vectors: what the encoder makes of each, one line out for each one in.
+
+    A blank line is null, and zeros in a NumPy array.
+
+    Examples:
+
+      transduce embed run in.de > vectors.jsonl
+
+      transduce embed run in.de --pool max --out vectors.npy
+
+      transduce embed --similarity 'Das Auto ist schnell.' 'Der Wagen ist schnell.'
+    """
+    from transduce.folders import check_writable, write_whole
+    from transduce.insight.embed import as_npy, check_pool, embed, embed_stream, similarity
+    from transduce.records import Form
+
+    refuse_together({"--similarity": two, "--out": out})
+    way = check_pool(pool)
+    if model is not None and (str(model) == "-" or model.is_file()):
+        model, files = None, [str(model), *(files or [])]
+    if out is not None:
+        if out.suffix != ".npy":
+            raise ConfigError(f"--out is {out}, must end in .npy: it is a NumPy array")
+        check_writable(out)
+    translator = load_to_look_inside(model, [], device, threads, quiet)
+    if two is not None:
+        print(f"{similarity(translator, *two, way, to):.4f}")
+        return
+
+    def refuse(where: str) -> None:
+        raise DataError(f"{where}: is no UTF-8: mend the line")
+
+    texts = (record.text for record in Form().read(files or [], refuse))
+    if out is not None:
+        write_whole(out, as_npy(embed(translator, list(texts), way, to)))
+        return
+    for vector in embed_stream(translator, texts, way, to):
+        write_to_stdout(json.dumps(None if vector is None else [float(str(x)) for x in vector]) + "\n")
+
+
+def load_to_look_inside(
+    model: Path | None, settings: list[str], device: str | None, threads: int | None, quiet: bool, **flags: Any
+) -> Translator:
+    from transduce.checkpoint import BUNDLED, BUNDLED_MODEL
+
+    if model is None and not quiet:
+        print(f"of {BUNDLED_MODEL}, which comes along and knows short German sentences", file=sys.stderr)
+    return load_translator(model or BUNDLED, flags, settings, device, "float32", threads, 64)
+
+
 def read_config(name: str) -> RunConfig:
     """A preset by name, or a JSON file."""
     if name in PRESETS:
