@@ -676,6 +676,66 @@ def embed_command(
         write_to_stdout(json.dumps(None if vector is None else [float(str(x)) for x in vector]) + "\n")
 
 
+@app.command("ablate")
+def ablate_command(
+    model: Model = None,
+    source: Annotated[
+        Path | None, typer.Option(help="What is translated. Of the model that comes along: what it never saw.")
+    ] = None,
+    reference: Annotated[Path | None, typer.Option(help="What translations should say, a line for each.")] = None,
+    sentences: Annotated[int, typer.Option(min=1, help="The first so many lines of both.")] = 500,
+    beam: Annotated[int, typer.Option(min=1, help="Hypotheses kept; 1 is greedy search.")] = 1,
+    to: To = None,
+    bootstrap: Annotated[int, typer.Option(min=0, help="Samples for the intervals; 0: none.")] = 1000,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Write a heat map there.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Write a heat map there.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    device: Device = None,
+    threads: Threads = None,
+    settings: Settings = None,
+    quiet: Quiet = False,
+) -> None:
+    """Take out each head, each attention and each layer in turn, and see what becomes of BLEU, chrF++ and the loss.
+
+    Nothing is trained again, and the model stays as it is.
+
+    Examples:
+
+      transduce ablate run --source test.de --reference test.en
+
+      transduce ablate run --source test.de --reference test.en --sentences 200 --svg heads.svg
+
+      transduce ablate --json > heads.json                  (the model that comes along, on what it never saw)
+    """
+    from transduce.checkpoint import BUNDLED, find_model
+    from transduce.folders import check_writable
+    from transduce.insight.ablation import ablate_files
+    from transduce.insight.ablation_views import ablation_figure, show_ablation
+    from transduce.insight.drawing import check_figure_file, check_matplotlib, write_figure
+    from transduce.show import console_for_stdout, progress_on_stderr
+
+    pictures = [path for path in (svg, png) if path is not None]
+    for path in pictures:
+        check_matplotlib()
+        check_figure_file(path)
+        check_writable(path)
+    if source is None and reference is None and find_model(model or BUNDLED) == BUNDLED:
+        source, reference = BUNDLED / "heldout.de.xz", BUNDLED / "heldout.en.xz"
+    if source is None or reference is None:
+        raise ConfigError("there is nothing to translate or to compare with: add --source FILE --reference FILE")
+    translator = load_to_look_inside(model, settings or [], device, threads, quiet, beam_size=beam)
+    with progress_on_stderr(quiet) as told:
+        found, passport = ablate_files(
+            translator, source, reference, n_sentences=sentences, to=to, n_bootstrap=bootstrap, progress=told
+        )
+    if as_json:
+        print(json.dumps({"passport": {"model": (model or BUNDLED).name, **passport}, **found.to_json()}, indent=2))
+    else:
+        show_ablation(console_for_stdout(), found, translator.config.model)
+    for path in pictures:
+        write_figure(ablation_figure(found, translator.config.model), path)
+
+
 def load_to_look_inside(
     model: Path | None, settings: list[str], device: str | None, threads: int | None, quiet: bool, **flags: Any
 ) -> Translator:
