@@ -171,6 +171,7 @@ def test_an_interval_of_a_difference_knows_that_sentences_are_hard_for_both() ->
     mean = resampled_mean("loss", [2.0, 30.0], [1, 9], 100)
     assert mean.value == pytest.approx(3.2)
     assert mean.interval == pytest.approx((2.0, 30 / 9))
+    assert set(mean.samples.round(3)) == {2.0, 3.2, 3.333}, "each once, or one of them twice"
     assert resampled_mean("loss", [2.0], [1], 0).interval is None
 
 

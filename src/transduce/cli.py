@@ -736,6 +736,64 @@ def ablate_command(
         write_figure(ablation_figure(found, translator.config.model), path)
 
 
+@app.command("figures")
+def figures_command(
+    model: Model = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder to write into.")] = None,
+    only: Annotated[str | None, typer.Option(metavar="NAME,NAME", help="These alone; see --list.")] = None,
+    list_names: Annotated[bool, typer.Option("--list", help="List the figures, and exit.")] = False,
+    appendix: Annotated[
+        bool, typer.Option("--appendix", help="The figures of the paper's appendix alone, of this model.")
+    ] = False,
+    sentence: Annotated[str | None, typer.Option(help="For the appendix. A German one when not given.")] = None,
+    link: Annotated[
+        str | None, typer.Option(metavar="PRONOUN=WORD", help="Whom a pronoun of the sentence means, for anaphora.")
+    ] = None,
+    words: Annotated[str | None, typer.Option(metavar="WORD,WORD", help="Whose nearest embeddings are drawn.")] = None,
+    formats: Annotated[str, typer.Option("--format", metavar="svg|png|svg,png", help="Of the files.")] = "svg",
+    to: To = None,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Draw the paper's formulas, and what a model has learnt, each value by the functions that train and translate.
+
+    Examples:
+
+      transduce figures --out figures
+
+      transduce figures --only positions,schedule --format png --out figures
+
+      transduce figures --appendix --out figures            (which heads show it best is measured, and said)
+
+      transduce figures run --appendix --sentence 'Tom sagte, er komme.' --link er=Tom --out figures
+    """
+    from transduce.insight import figures
+    from transduce.insight.appendix import Subject, read_link
+    from transduce.insight.drawing import check_matplotlib, folder_for_figures
+
+    if list_names:
+        for name, kind in figures.FIGURES.items():
+            print(f"{name:<12} {kind.about}")
+        return
+    if out is None:
+        raise ConfigError("no folder to write: add --out DIR")
+    check_matplotlib()
+    refuse_together({"--only": only, "--appendix": appendix or None})
+    names, kinds = figures.choose(only, appendix), figures.check_formats(formats)
+    if "anaphora" in names and only is None and sentence is not None and link is None:
+        names.remove("anaphora")
+        print("anaphora is left out: it needs --link PRONOUN=WORD", file=sys.stderr)
+    subject = None
+    if figures.needs_model(names):
+        pronoun = read_link(link, sentence)
+        translator = load_to_look_inside(model, [], device, None, quiet)
+        subject = Subject(translator, sentence, pronoun, figures.read_names("--words", words), to)
+    elif given := [name for name, value in (("MODEL", model), ("--sentence", sentence)) if value is not None]:
+        raise ConfigError(f"{given[0]} means nothing to {', '.join(names)}: leave it out, or choose figures of a model")
+    for path, about in figures.write_figures(folder_for_figures(out), names, kinds, subject):
+        print(f"{path}  {about}")
+
+
 def load_to_look_inside(
     model: Path | None, settings: list[str], device: str | None, threads: int | None, quiet: bool, **flags: Any
 ) -> Translator:

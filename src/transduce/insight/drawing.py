@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from transduce.errors import ConfigError, DataError
 from transduce.folders import told_of, write_whole
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Made = TypeVar("Made")
 FORMATS = ("svg", "png")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a5195", "#555555")
 """Told apart by colour-blind people too (the first six by Okabe and Ito)."""
@@ -41,6 +42,12 @@ STYLE: Any = {
 }
 
 
+class Drawn(NamedTuple):
+    figure: Figure
+    words: str
+    """What is to be seen."""
+
+
 def check_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
@@ -48,7 +55,7 @@ def check_matplotlib() -> None:
         raise ConfigError("figures need the package matplotlib: pip install 'transduce[figures]'") from None
 
 
-def drawn(draw: Callable[[], Figure]) -> Figure:
+def drawn(draw: Callable[[], Made]) -> Made:
     """In our style, and without a word to matplotlib's state, which belongs to whoever else draws."""
     with _style():
         return draw()
