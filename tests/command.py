@@ -9,12 +9,20 @@ import pytest
 from transduce.cli import main
 
 
-def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that it says when it exits with 2."""
+def run_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int | str | None, str, str]:
+    """How it ended, and what it said on stdout and stderr."""
     monkeypatch.setattr(sys, "argv", ["transduce", *arguments])
     with pytest.raises(SystemExit) as exited:
         main()
     said = capsys.readouterr()
-    assert (exited.value.code, said.out) == (2, ""), said
-    (line,) = said.err.splitlines()
+    return exited.value.code, said.out, said.err
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that it says when it exits with 2."""
+    code, out, err = run_here(monkeypatch, capsys, *arguments)
+    assert (code, out) == (2, ""), err
+    (line,) = err.splitlines()
     return line.removeprefix("transduce: ")

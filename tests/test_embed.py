@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.command import refusal
+from tests.command import refusal, run_here
 from transduce import Translator
 from transduce.errors import ConfigError, DataError
 from transduce.insight import embed as module
@@ -24,11 +24,6 @@ TEXTS = ["Das ist gut.", "", "Ich habe gestern ein sehr altes Haus am See gesehe
 @pytest.fixture(scope="module")
 def translator() -> Translator:
     return Translator.load(device="cpu")
-
-
-def transduce(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "transduce", "embed", *arguments]
-    return subprocess.run(command, input=given, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -83,22 +78,31 @@ def test_what_cannot_be_is_refused(translator: Translator) -> None:
         similarity(translator, "a", " ")
 
 
-def test_the_command_gives_a_line_for_each_line_or_a_file(translator: Translator, tmp_path: Path) -> None:
-    given = "".join(f"{text}\n" for text in TEXTS)
-    done = transduce("--device", "cpu", "-q", given=given)
+def test_the_command_gives_a_line_for_each_line_or_a_file(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, expected_ND = "".join(f"{text}\n" for text in TEXTS), embed(translator, TEXTS)
+    command = [sys.executable, "-m", "transduce", "embed", "--device", "cpu", "-q"]
+    done = subprocess.run(command, input=given, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row is None for row in rows] == [not text.strip() for text in TEXTS]
-    expected_ND = embed(translator, TEXTS)
     np.testing.assert_allclose([row or [0.0] * 256 for row in rows], expected_ND, atol=1e-5)
+
+    def said(*arguments: str) -> str:
+        code, out, err = run_here(monkeypatch, capsys, "embed", *arguments, "--device", "cpu", "-q")
+        assert (code or 0, err) == (0, "")
+        return out
+
     (tmp_path / "in.de").write_text(given)
-    done = transduce(str(tmp_path / "in.de"), "--device", "cpu", "-q", "--out", str(tmp_path / "vectors.npy"))
-    assert (done.returncode, done.stdout) == (0, "")
+    assert said(str(tmp_path / "in.de"), "--out", str(tmp_path / "vectors.npy")) == ""
     written_ND = np.load(io.BytesIO((tmp_path / "vectors.npy").read_bytes()))
     assert written_ND.dtype == np.float32
     np.testing.assert_allclose(written_ND, expected_ND, atol=1e-5)
-    done = transduce("tatoeba-de-en", "--similarity", "Das ist gut.", "Das ist gut!", "--device", "cpu", "-q")
-    assert float(done.stdout) == pytest.approx(similarity(translator, "Das ist gut.", "Das ist gut!"), abs=1e-3)
+    alike = similarity(translator, "Das ist gut.", "Das ist gut!")
+    assert float(said("tatoeba-de-en", "--similarity", "Das ist gut.", "Das ist gut!")) == pytest.approx(
+        alike, abs=1e-3
+    )
 
 
 @pytest.mark.parametrize(

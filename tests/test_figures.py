@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -16,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.image import imread
 
-from tests.command import refusal
+from tests.command import refusal, run_here
 from transduce import Translator
 from transduce.errors import ConfigError, DataError
 from transduce.insight import figures
@@ -268,23 +267,26 @@ def test_a_figure_has_the_same_bytes_each_time(tmp_path: Path) -> None:
         assert (tmp_path / f"one.{kind}").read_bytes() == (tmp_path / f"two.{kind}").read_bytes()
 
 
-def test_the_command_lists_and_draws(tmp_path: Path) -> None:
-    def transduce(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-W", "error", "-m", "transduce", "figures", *arguments]
-        return subprocess.run(command, capture_output=True, text=True)
-
-    listed = transduce("--list")
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == list(FIGURES)
+def test_the_command_lists_and_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, listed, _ = run_here(monkeypatch, capsys, "figures", "--list")
+    assert [line.split()[0] for line in listed.splitlines()] == list(FIGURES)
+    assert not code
     out = tmp_path / "a" / "b"
     given = ["--appendix", "--sentence", "Tom hat gestern in der Stadt sein Auto verkauft.", "--device", "cpu"]
-    done = transduce(*given, "--out", str(out))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[0] == "anaphora is left out: it needs --link PRONOUN=WORD"
-    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+    code, shown, told = run_here(monkeypatch, capsys, "figures", *given, "--out", str(out))
+    assert not code, told
+    assert told.splitlines()[0] == "anaphora is left out: it needs --link PRONOUN=WORD"
+    assert [line.split()[0] for line in shown.splitlines()] == [
         str(out / f"{name}.svg") for name in ("dependency", "heads")
     ]
-    assert "“hat” gives" in done.stdout
+    assert "“hat” gives" in shown
     assert {path.name for path in out.iterdir()} == {"dependency.svg", "heads.svg"}
+    with_link = ["--only", "anaphora", "--link", "sein=Tom", *given[1:], "-q", "--out", str(out)]
+    code, shown, told = run_here(monkeypatch, capsys, "figures", *with_link)
+    assert (code or 0, told) == (0, "")
+    assert "“sein” gives" in shown
 
 
 @pytest.mark.parametrize(
