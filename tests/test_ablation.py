@@ -120,6 +120,8 @@ def test_every_head_attention_and_layer_is_taken_out_once() -> None:
     assert [part for part in parts_of(prime_config(n_encoder_layers=1)) if part.attention is None] == [
         Part("decoder", layer) for layer in range(5)
     ], "no stack is left without any layer"
+    assert Part("decoder", 1, "memory_attention", 0).name == "decoder layer 2, memory attention, head 1"
+    assert Part("encoder", 0, "self_attention").name == "encoder layer 1, self-attention"
     shown = [part for grid in grids(config) for row in grid.parts for part in row if part is not None]
     assert sorted(shown, key=str) == sorted(parts, key=str)
 
@@ -206,7 +208,8 @@ def test_the_head_that_aligns_words_matters_most_and_the_command_says_so(tmp_pat
     assert (found["n_sentences"], len(found["parts"])) == (150, 51)
     heads = [part for part in found["parts"] if part["head"] is not None]
     worst = min(heads, key=lambda part: float(part["changes"]["BLEU"]["value"]))
-    assert worst["part"] == "decoder.0.memory_attention, head 1", "the one that the folder names for alignment"
+    place = [worst[name] for name in ("stack", "layer", "attention", "head")]
+    assert place == ["decoder", 0, "memory_attention", 1], "the one that the folder names for alignment"
     assert worst["changes"]["BLEU"]["interval"][1] < 0
     assert (tmp_path / "a.png").stat().st_size > 20_000
 

@@ -18,7 +18,7 @@ from matplotlib.image import imread
 from tests.command import refusal, run_here
 from transduce import Translator
 from transduce.errors import ConfigError, DataError
-from transduce.insight import figures
+from transduce.insight import appendix, figures
 from transduce.insight.appendix import (
     FAINTEST,
     FAR,
@@ -176,7 +176,7 @@ def test_the_head_that_looks_far_is_found_and_near_ones_do_not_count() -> None:
     choice = strongest(weight_LHWW, np.abs(place[:, None] - place) >= FAR)
     assert choice == (1, 2, 6, 1, 0.6)
     words = choice.in_words(scripted_look(np.zeros((2, 3, 8, 8)), list("abcdefg")), weight_LHWW)
-    assert "layer 1, head 2: “g” gives 0.60 of its attention to “b”, 5 words away" in words
+    assert "layer 2, head 3: “g” gives 0.60 of its attention to “b”, 5 words away" in words
     assert "mean of all heads is 0.14, all tokens alike would be 0.12" in words
 
 
@@ -208,7 +208,7 @@ def test_lines_are_as_wide_as_attention_is_strong(subject: Subject) -> None:
     layer, *heads, _ = most_different(weight_LHSS)
     for axes, head in zip(draw("heads", subject).figure.axes, heads, strict=True):
         np.testing.assert_allclose(widths(axes), [WIDEST / 2 * weight_LHSS[layer, head].ravel()], rtol=1e-6)
-        assert axes.get_title(loc="left") == f"layer {layer} of the encoder, head {head}"
+        assert axes.get_title(loc="left") == f"layer {layer + 1} of the encoder, head {head + 1}"
 
     found = look(subject.translator, PRONOUN_SENTENCE)
     pronoun, meant = found.place_of("sein"), found.place_of("Tom")
@@ -222,7 +222,7 @@ def test_lines_are_as_wide_as_attention_is_strong(subject: Subject) -> None:
 
 def test_the_bundled_model_shows_a_verb_and_its_far_half(subject: Subject) -> None:
     words = draw("dependency", subject).words
-    assert words.startswith("encoder layer 1, head 2: “hat” gives 1.00 of its attention to “gekauft”, 8 words away")
+    assert words.startswith("encoder layer 2, head 3: “hat” gives 1.00 of its attention to “gekauft”, 8 words away")
 
 
 def test_sentences_that_cannot_be_drawn_are_refused(subject: Subject) -> None:
@@ -258,6 +258,18 @@ def test_every_figure_that_is_listed_is_drawn_and_not_blank(subject: Subject, tm
         else:
             assert len(list(ET.parse(path).getroot().iter())) > 50
             assert path.stat().st_size < 200_000
+
+
+def test_a_token_may_be_a_formula_or_of_a_script_that_no_font_has(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["$x_2$", "$", "$", "漢字", "\U00012000"]
+    weight_LHSS = np.stack([np.eye(6), np.eye(6)[::-1]])[None]
+    monkeypatch.setattr(appendix, "look", lambda *arguments: scripted_look(weight_LHSS, words))
+    figure, _ = draw("heads", subject)
+    write_figure(figure, tmp_path / "a.png")
+    assert [text.get_text() for text in figure.axes[0].texts][::2] == [*words, "end"]
+    assert not any(text.get_parse_math() for text in figure.axes[0].texts)
 
 
 def test_a_figure_has_the_same_bytes_each_time(tmp_path: Path) -> None:

@@ -261,8 +261,8 @@ def losses_of(
         source_BS, target_in_BT, target_out_BT = (torch.from_numpy(ids).to(translator.device) for ids in batch[:3])
         logits_BTV = translator.model(source_BS, target_in_BT).logits_BTV.float()
         loss_BT = torch.nn.functional.cross_entropy(
-            logits_BTV.transpose(1, 2), target_out_BT, ignore_index=config.pad_id, reduction="none"
-        )
+            logits_BTV.flatten(0, 1), target_out_BT.flatten(), ignore_index=config.pad_id, reduction="none"
+        ).view_as(target_out_BT)
         for (row, _, target), total in zip(some, loss_BT.double().sum(1).tolist(), strict=True):
             found[row] = Loss(total, len(target) + 1)
     return found

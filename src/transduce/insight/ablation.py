@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from transduce import __version__
 from transduce.config import ModelConfig
 from transduce.errors import DataError
 from transduce.evaluate import check_same_number, losses_of, read_text, sha256_of
@@ -42,9 +43,10 @@ class Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As the weights file names it, counted from 0."""
-        attention = "" if self.attention is None else f".{self.attention}"
-        return f"{self.stack}.{self.layer}{attention}{'' if self.head is None else f', head {self.head}'}"
+        """For people, who count from 1."""
+        attention = "" if self.attention is None else f", {self.attention.replace('_', '-')}"
+        head = "" if self.head is None else f", head {self.head + 1}"
+        return f"{self.stack} layer {self.layer + 1}{attention}{head}".replace("memory-", "memory ")
 
 
 def parts_of(config: ModelConfig) -> list[Part]:
@@ -119,7 +121,7 @@ class Ablation:
             for name, score in self.whole.items()
         }
         parts = [
-            {"part": part.name, **part._asdict(), "changes": {name: one._asdict() for name, one in changes.items()}}
+            {**part._asdict(), "changes": {name: one._asdict() for name, one in changes.items()}}
             for part, changes in self.removals
         ]
         return {
@@ -197,6 +199,7 @@ def ablate_files(
     passport = {
         "files": [source.name, reference.name], "source": sha256_of(sources), "reference": sha256_of(references),
         "to": to, "decode": asdict(translator.settings), "device": str(translator.device),
+        "n_threads": torch.get_num_threads(), "version": __version__,
     }  # fmt: skip
     return found, passport
 
@@ -218,12 +221,14 @@ def grids(config: ModelConfig) -> list[Grid]:
 
     for stack, n_layers in _stacks(config):
         heads: list[int | None] = [*range(config.n_heads), None]
-        rows, columns = [f"layer {layer}" for layer in range(n_layers)], [*map(str, range(config.n_heads)), "all"]
+        rows = [f"layer {layer + 1}" for layer in range(n_layers)]
+        columns = [*(str(head + 1) for head in range(config.n_heads)), "all"]
         for attention in ATTENTIONS[stack]:
             title = "memory attention" if attention == "memory_attention" else f"{stack} self-attention"
             parts = [[cell(Part(stack, layer, attention, head)) for head in heads] for layer in range(n_layers)]
             found.append(Grid(title, rows, columns, parts))
     n_most = max(n for _, n in _stacks(config))
     layers = [[cell(Part(stack, layer)) for stack, _ in _stacks(config)] for layer in range(n_most)]
-    found.append(Grid("whole layers", [f"layer {layer}" for layer in range(n_most)], ["encoder", "decoder"], layers))
+    rows = [f"layer {layer + 1}" for layer in range(n_most)]
+    found.append(Grid("whole layers", rows, ["encoder", "decoder"], layers))
     return found

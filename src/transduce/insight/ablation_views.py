@@ -47,8 +47,8 @@ def show_ablation(console: Console, found: Ablation, config: ModelConfig) -> Non
     console.print(table)
     n = len(changes)
     console.print(
-        f"layers and heads are counted from 0; * marks intervals that leave out zero, as of {n} about {n / 20:.0f} "
-        "would by chance alone; what is taken out the others were not trained to do without"
+        f"* marks intervals that leave out zero, as of {n} about {n / 20:.0f} would by chance alone; "
+        "what is taken out the others were not trained to do without"
     )
     if found.n_without_loss:
         console.print(f"{found.n_without_loss:,} pairs are longer than the model was trained on and have no loss")

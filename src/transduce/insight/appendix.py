@@ -125,6 +125,8 @@ def _shown(piece: str, first: bool) -> str:
 
 
 class Choice(NamedTuple):
+    """Counted from 0, as weights are; in words from 1, as people do."""
+
     layer: int
     head: int
     word: int
@@ -134,8 +136,8 @@ class Choice(NamedTuple):
     def in_words(self, found: Look, weight_LHWW: Array) -> str:
         mean = float(weight_LHWW[:, :, self.word, self.other].mean())
         return (
-            f"encoder layer {self.layer}, head {self.head}: “{found.words[self.word]}” gives {self.weight:.2f} of its "
-            f"attention to “{found.words[self.other]}”, {abs(self.word - self.other)} words away; "
+            f"encoder layer {self.layer + 1}, head {self.head + 1}: “{found.words[self.word]}” gives "
+            f"{self.weight:.2f} of its attention to “{found.words[self.other]}”, {abs(self.word - self.other)} words away; "
             f"the mean of all heads is {mean:.2f}, all tokens alike would be {1 / len(found.tokens):.2f}"
         )
 
@@ -192,8 +194,8 @@ def dependency(subject: Subject) -> Drawn:
     axes = figure.subplots()
     weight_HSS = found.weight_LHSS[choice.layer]
     for head, weight_SS in enumerate(weight_HSS):
-        _lines(axes, weight_SS, only, f"head {head}", head, len(weight_HSS))
-    _tokens(axes, found, f"“{found.words[choice.word]}” in layer {choice.layer} of the encoder", only, to)
+        _lines(axes, weight_SS, only, f"head {head + 1}", head, len(weight_HSS))
+    _tokens(axes, found, f"“{found.words[choice.word]}” in layer {choice.layer + 1} of the encoder", only, to)
     figure.legend(loc="outside lower center", ncols=min(len(weight_HSS), 8), handlelength=1.2, columnspacing=1.2)
     return Drawn(figure, choice.in_words(found, weight_LHWW))
 
@@ -212,9 +214,9 @@ def anaphora(subject: Subject) -> Drawn:
     score_LH = weight_LHWW[:, :, choice.word, choice.other]
     order = np.argsort(-score_LH, axis=None, kind="stable")[:2]
     for i, (layer, head) in enumerate(zip(*np.unravel_index(order, score_LH.shape), strict=True)):
-        name = f"layer {layer}, head {head}: {score_LH[layer, head]:.2f}"
+        name = f"layer {layer + 1}, head {head + 1}: {score_LH[layer, head]:.2f}"
         _lines(below, found.weight_LHSS[layer, head], only, name, i, len(order))
-    _tokens(above, found, f"layer {choice.layer} of the encoder, head {choice.head}", only, to)
+    _tokens(above, found, f"layer {choice.layer + 1} of the encoder, head {choice.head + 1}", only, to)
     word, other = (found.words[place] for place in (choice.word, choice.other))
     _tokens(below, found, f"“{word}” alone, in the two heads that look most at “{other}”", only, to)
     figure.legend(loc="outside lower center", ncols=2, handlelength=1.2)
@@ -227,10 +229,10 @@ def two_heads(subject: Subject) -> Drawn:
     figure = new_figure(_width(found), 6.4)
     for i, (axes, head) in enumerate(zip(figure.subplots(2, 1), (one, other), strict=True)):
         _lines(axes, found.weight_LHSS[layer, head], None, "", i)
-        _tokens(axes, found, f"layer {layer} of the encoder, head {head}", [], [])
+        _tokens(axes, found, f"layer {layer + 1} of the encoder, head {head + 1}", [], [])
     words = (
-        f"encoder layer {layer}, heads {one} and {other}: of any two heads of a layer their attention differs most, "
-        f"by {apart:.2f} of what a token gives"
+        f"encoder layer {layer + 1}, heads {one + 1} and {other + 1}: of any two heads of a layer "
+        f"their attention differs most, by {apart:.2f} of what a token gives"
     )
     return Drawn(figure, words)
 

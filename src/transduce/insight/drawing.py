@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -87,7 +88,8 @@ def check_figure_file(path: Path) -> None:
 def write_figure(figure: Figure, path: Path) -> None:
     """The same bytes each time."""
     content, kind = io.BytesIO(), path.suffix.removeprefix(".")
-    with _style():
+    with _style(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a font cannot have every script: a box stands there
         metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
         figure.savefig(content, format=kind, dpi=PER_INCH, metadata=metadata)
     write_whole(path, content.getvalue())
