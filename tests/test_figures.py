@@ -312,6 +312,13 @@ def test_the_command_lists_and_draws(
         (["--out", "FILE", "--only", "schedule"], "FILE is a file: name a folder to write figures into"),
         (["--out", "FILE/x", "--only", "schedule"], "FILE/x cannot be written (Not a directory)"),
         (["OUT", "--out", "OUT", "--only", "schedule"], "MODEL means nothing to schedule: leave it out"),
+        (
+            ["--out", "OUT", "--only", "heads", "--words", "Haus"],
+            "--words means nothing to heads: leave it out, or add",
+        ),
+        (["--out", "OUT", "--only", "embeddings", "--sentence", "a"], "--sentence means nothing to embeddings"),
+        (["--out", "OUT", "--only", "schedule,heads", "--link", "a=b"], "--link means nothing to schedule, heads"),
+        (["--out", "OUT", "--sentence", "Ja.", "--only", "schedule,heads,dependency"], "--sentence has 1 words"),
         (["OUT", "--out", "OUT", "--only", "heads"], "OUT/config.json cannot be read"),
         (["--out", "OUT", "--only", "anaphora", "--link", "er"], "--link is 'er', must read PRONOUN=WORD"),
         (["--out", "OUT", "--only", "anaphora", "--link", "er=Tom"], "--link er=Tom is of a sentence: add --sentence"),
@@ -329,6 +336,7 @@ def test_bad_input_is_one_line_and_exit_2(
         arguments = [argument.replace(name, str(tmp_path / name)) for argument in arguments]
         message = message.replace(name, str(tmp_path / name))
     assert message in refusal(monkeypatch, capsys, "figures", *arguments, "-q")
+    assert not list(tmp_path.rglob("*.svg")), "nothing is half done"
 
 
 def test_without_matplotlib_one_line_says_what_to_install(

@@ -783,13 +783,13 @@ def figures_command(
     if "anaphora" in names and only is None and sentence is not None and link is None:
         names.remove("anaphora")
         print("anaphora is left out: it needs --link PRONOUN=WORD", file=sys.stderr)
+    given = {"MODEL": model, "--sentence": sentence, "--link": link, "--words": words, "--to": to}
+    figures.refuse_unread(names, given)
     subject = None
     if figures.needs_model(names):
         pronoun = read_link(link, sentence)
         translator = load_to_look_inside(model, [], device, None, quiet)
         subject = Subject(translator, sentence, pronoun, figures.read_names("--words", words), to)
-    elif given := [name for name, value in (("MODEL", model), ("--sentence", sentence)) if value is not None]:
-        raise ConfigError(f"{given[0]} means nothing to {', '.join(names)}: leave it out, or choose figures of a model")
     for path, about in figures.write_figures(folder_for_figures(out), names, kinds, subject):
         print(f"{path}  {about}")
 

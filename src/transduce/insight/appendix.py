@@ -136,8 +136,8 @@ class Choice(NamedTuple):
     def in_words(self, found: Look, weight_LHWW: Array) -> str:
         mean = float(weight_LHWW[:, :, self.word, self.other].mean())
         return (
-            f"encoder layer {self.layer + 1}, head {self.head + 1}: “{found.words[self.word]}” gives "
-            f"{self.weight:.2f} of its attention to “{found.words[self.other]}”, {abs(self.word - self.other)} words away; "
+            f"encoder layer {self.layer + 1}, head {self.head + 1}: “{found.words[self.word]}” gives {self.weight:.2f} "
+            f"of its attention to “{found.words[self.other]}”, {abs(self.word - self.other)} words away; "
             f"the mean of all heads is {mean:.2f}, all tokens alike would be {1 / len(found.tokens):.2f}"
         )
 

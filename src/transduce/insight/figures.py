@@ -7,7 +7,7 @@ functions: `reference`, which is the paper in NumPy, and `Visible`, by which the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -300,6 +300,8 @@ FIGURES = {
     "heads": Kind("a model: two heads that do different work (figure 5)", draw_of=two_heads),
 }
 APPENDIX = ("dependency", "anaphora", "heads")
+OF_A_MODEL = tuple(name for name, kind in FIGURES.items() if kind.draw_of is not None)
+READERS = {"--sentence": APPENDIX, "--link": ("anaphora",), "--words": ("embeddings",)}
 
 
 def read_names(option: str, text: str | None) -> tuple[str, ...]:
@@ -322,8 +324,16 @@ def choose(only: str | None, appendix: bool) -> list[str]:
     return list(names)
 
 
+def refuse_unread(names: Sequence[str], given: Mapping[str, object]) -> None:
+    """An option that none of these figures would read."""
+    for option, value in given.items():
+        readers = READERS.get(option, OF_A_MODEL)
+        if value is not None and not set(readers) & set(names):
+            raise ConfigError(f"{option} means nothing to {', '.join(names)}: leave it out, or add {readers[0]}")
+
+
 def needs_model(names: Iterable[str]) -> bool:
-    return any(FIGURES[name].draw_of is not None for name in names)
+    return not set(names).isdisjoint(OF_A_MODEL)
 
 
 def draw(name: str, subject: Subject | None = None) -> Drawn:
@@ -347,9 +357,9 @@ def write_figures(
     folder: Path, names: Sequence[str], formats: Sequence[str], subject: Subject | None = None
 ) -> list[tuple[Path, str]]:
     """Each file, and what it shows in words."""
+    drawings = {name: draw(name, subject) for name in names}  # all, before the first is written
     written = []
-    for name in names:
-        figure, words = draw(name, subject)
+    for name, (figure, words) in drawings.items():
         for kind in formats:
             path = folder / f"{name}.{kind}"
             write_figure(figure, path)
