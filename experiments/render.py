@@ -139,8 +139,8 @@ def ablation() -> str:
             change = part["changes"][score]
             cells.append(form.format(change["value"], *change["interval"]))
         rows.append(cells)
-    n_sure = sum(part["changes"]["BLEU"]["interval"][1] < 0 for part in heads)
-    rows.append([f"heads without which BLEU is surely lower: {n_sure} of {len(heads)}", "", ""])
+    n_below = sum(part["changes"]["BLEU"]["interval"][1] < 0 for part in heads)
+    rows.append([f"heads whose interval of BLEU lies below zero: {n_below} of {len(heads)}", "", ""])
     return table(["without the head", "BLEU", "loss per token"], rows)
 
 

@@ -755,7 +755,7 @@ def figures_command(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Draw the paper's formulas, and what a model has learnt, each value by the functions that train and translate.
+    """Draw the paper's formulas, and what a model has learnt, each value by the package's own functions.
 
     Examples:
 
