@@ -26,6 +26,7 @@ FAR = 4
 """Words from one to the other of a long-distance dependency, at least."""
 FAR_SENTENCE = "Tom hat gestern in der Stadt ein neues Auto gekauft."
 PRONOUN_SENTENCE, PRONOUN_LINK = "Tom sagte mir, er würde sein Zimmer aufräumen.", ("sein", "Tom")
+"""Not typical of the bundled model: of its held-out sentences with a name and a pronoun, the one that shows it most."""
 WIDEST = 5.0
 """Points of a line that carries all of a token's attention."""
 FAINTEST = 0.01
