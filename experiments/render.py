@@ -140,6 +140,30 @@ def passes() -> str:
     return table(["passes", "validation loss", "BLEU", "minutes"], rows)
 
 
+def ablation() -> str:
+    """The heads that matter most, and least."""
+    parts = result("experiments/results/ablation_bundled.json")["parts"]
+    heads = sorted(
+        (part for part in parts if part["head"] is not None), key=lambda part: part["changes"]["BLEU"]["value"]
+    )
+    rows = []
+    for part in [*heads[:4], *heads[-2:]]:
+        name = (
+            f"{part['stack']} layer {part['layer'] + 1}, {part['attention'].replace('_', '-')}, head {part['head'] + 1}"
+        )
+        cells = [name.replace("memory-", "memory ")]
+        for score, form in (
+            ("BLEU", "{:+.1f} ({:+.1f} to {:+.1f})"),
+            ("loss per token", "{:+.3f} ({:+.3f} to {:+.3f})"),
+        ):
+            change = part["changes"][score]
+            cells.append(form.format(change["value"], *change["interval"]))
+        rows.append(cells)
+    n_below = sum(part["changes"]["BLEU"]["interval"][1] < 0 for part in heads)
+    rows.append([f"heads whose interval of BLEU lies below zero: {n_below} of {len(heads)}", "", ""])
+    return table(["without the head", "BLEU", "loss per token"], rows)
+
+
 def spread_of(values: Sequence[float], digits: int = 2) -> str:
     """Mean, and standard deviation where there are several."""
     spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
@@ -153,6 +177,7 @@ TABLES = {
     "translate-speed-base-cpu": translate_speed_base_cpu,
     "multi30k": multi30k,
     "passes": passes,
+    "ablation": ablation,
 }
 
 if __name__ == "__main__":

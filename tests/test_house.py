@@ -14,6 +14,7 @@ import pytest
 
 import transduce
 from experiments.render import rendered
+from transduce.cli import app
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "transduce"
@@ -144,6 +145,12 @@ def test_all_versions_are_pinned_and_floors_are_floors() -> None:
     for requirement in wanted:
         assert re.fullmatch(r"[\w-]+>=[\d.]+(; platform_system == 'Linux')?", requirement), "floors only"
         assert requirement.split(">=")[0] in pins
+
+
+def test_every_command_shows_examples_in_its_help() -> None:
+    for command in app.registered_commands:
+        text = command.callback.__doc__ if command.callback is not None else None
+        assert f"transduce {command.name} " in (text or "").partition("Examples:")[2] + " ", command.name
 
 
 README = (ROOT / "README.md").read_text()

@@ -6,17 +6,17 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from transduce import __version__
 from transduce.checkpoint import CARD
-from transduce.data.batches import make_batch
+from transduce.data.batches import make_batch, within_tokens
 from transduce.data.corpora import read_lines
 from transduce.data.trees import Tree, parse
 from transduce.errors import DataError
@@ -50,6 +50,14 @@ class Line:
     hypothesis: str
     chrf: float
     flags: tuple[str, ...] = ()
+
+
+class Loss(NamedTuple):
+    """Of one reference."""
+
+    total: float
+    n_tokens: int
+    """Its end mark counted."""
 
 
 @dataclass(frozen=True)
@@ -136,14 +144,14 @@ def evaluate_files(
     if not references:
         raise DataError(f"{reference} is empty: give a file of lines")
     if source is not None and sources is not None:
-        _same_number(source, sources, reference, references)
+        check_same_number(source, sources, reference, references)
 
     loaded: dict[Path, Translator] = {}
 
     def translations_of(path: Path) -> list[Translation]:
         if not path.is_dir():
             lines = read_text(path)
-            _same_number(path, lines, reference, references)
+            check_same_number(path, lines, reference, references)
             return [Translation(line, 0.0, 0.0) for line in lines]
         if sources is None:
             raise DataError(f"{path} is a model, and there is nothing to translate: add --source FILE")
@@ -190,7 +198,7 @@ def evaluate_trees(predicted: Path, gold: Path) -> BracketScore:
         return trees
 
     of_gold, of_predicted = read(gold), read(predicted)
-    _same_number(predicted, of_predicted, gold, of_gold)
+    check_same_number(predicted, of_predicted, gold, of_gold)
     return bracket_f1(of_gold, of_predicted)
 
 
@@ -205,7 +213,7 @@ def read_text(path: Path) -> list[str]:
     return lines
 
 
-def _same_number(one: Path, lines: Sequence[Any], other: Path, others: Sequence[Any]) -> None:
+def check_same_number(one: Path, lines: Sequence[Any], other: Path, others: Sequence[Any]) -> None:
     if len(lines) != len(others):
         raise DataError(
             f"{one} has {len(lines):,} lines, {other} has {len(others):,}: give files whose lines belong together"
@@ -216,7 +224,6 @@ def sha256_of(lines: Sequence[str]) -> str:
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
-@torch.no_grad()
 def perplexity_of(
     translator: Translator, sources: Sequence[str], references: Sequence[str], to: str | None
 ) -> tuple[float | None, int]:
@@ -224,38 +231,41 @@ def perplexity_of(
 
     Pairs with a side longer than the model was trained on are left out; their number comes second.
     """
+    losses = [loss for loss in losses_of(translator, sources, references, to) if loss is not None]
+    n_tokens = sum(loss.n_tokens for loss in losses)
+    mean = sum(loss.total for loss in losses) / max(n_tokens, 1)
+    return (math.exp(min(mean, 700.0)) if n_tokens else None), len(sources) - len(losses)
+
+
+@torch.no_grad()
+def losses_of(
+    translator: Translator, sources: Sequence[str], references: Sequence[str], to: str | None
+) -> list[Loss | None]:
+    """Of each pair; None where a side is longer than the model was trained on."""
     config, tag = translator.config.model, translator.tag_for(to)
     encoded = [translator.subwords.encode(side) for side in (sources, references)]
     longest_target = translator.longest_target
     pairs = [
-        ([*tag, *source], target)
-        for source, target in zip(*encoded, strict=True)
+        (row, [*tag, *source], target)
+        for row, (source, target) in enumerate(zip(*encoded, strict=True))
         if not (translator.longest_source is not None and len(source) > translator.longest_source)
         and not (longest_target is not None and len(target) > longest_target)
     ]
-    pairs.sort(key=lambda pair: max(len(pair[0]), len(pair[1])))
-    total, n_tokens = 0.0, 0
-    for some in _some(pairs):
-        batch = make_batch(some, config)
+
+    def length(pair: tuple[int, list[int], list[int]]) -> int:
+        return max(len(pair[1]), len(pair[2])) + 1
+
+    found: list[Loss | None] = [None] * len(sources)
+    for some in within_tokens(sorted(pairs, key=length), length, BATCH_TOKENS):
+        batch = make_batch([(source, target) for _, source, target in some], config)
         source_BS, target_in_BT, target_out_BT = (torch.from_numpy(ids).to(translator.device) for ids in batch[:3])
         logits_BTV = translator.model(source_BS, target_in_BT).logits_BTV.float()
-        loss = torch.nn.functional.cross_entropy(
-            logits_BTV.flatten(0, 1), target_out_BT.flatten(), ignore_index=config.pad_id, reduction="sum"
-        )
-        total, n_tokens = total + float(loss), n_tokens + batch.n_target_tokens
-    return (math.exp(min(total / n_tokens, 700.0)) if n_tokens else None), len(sources) - len(pairs)
-
-
-def _some(pairs: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Batches of so many tokens, or of one pair that has more. They come sorted by length."""
-    some: list[Any] = []
-    for pair in pairs:
-        if some and (len(some) + 1) * (max(len(pair[0]), len(pair[1])) + 1) > BATCH_TOKENS:
-            yield some
-            some = []
-        some.append(pair)
-    if some:
-        yield some
+        loss_BT = torch.nn.functional.cross_entropy(
+            logits_BTV.flatten(0, 1), target_out_BT.flatten(), ignore_index=config.pad_id, reduction="none"
+        ).view_as(target_out_BT)
+        for (row, _, target), total in zip(some, loss_BT.double().sum(1).tolist(), strict=True):
+            found[row] = Loss(total, len(target) + 1)
+    return found
 
 
 def add_to_card(folder: Path, evaluation: Evaluation, passport: dict[str, Any]) -> bool:

@@ -94,12 +94,18 @@ def _umask() -> int:
     return mask
 
 
-def write_whole(path: Path, text: str) -> None:
+def check_writable(path: Path) -> None:
+    """Before the long part whose result is to be written there."""
+    with told_of(path), tempfile.TemporaryFile(dir=path.parent):
+        pass
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
     """A file, in the same way; it may replace one."""
     unfinished = path.with_name(f".{path.name}{UNFINISHED}")  # what a kill leaves, the next write takes
     try:
         with told_of(path):
-            unfinished.write_text(text, encoding="utf-8")
+            unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
             _to_disk(unfinished)
             os.replace(unfinished, path)
             _to_disk(path.parent)

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -44,6 +44,18 @@ def make_batch(pairs: Iterable[tuple[Sequence[int], Sequence[int]]], config: Mod
         target_out_BT=pad_right(target_out, config.pad_id),
         n_target_tokens=sum(map(len, target_out)),
     )
+
+
+def within_tokens(items: Iterable[Item], length: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
+    """Lists of at most so many tokens, padding counted, or of one item that has more. Items come sorted by length."""
+    some: list[Item] = []
+    for item in items:
+        if some and (len(some) + 1) * length(item) > most:
+            yield some
+            some = []
+        some.append(item)
+    if some:
+        yield some
 
 
 def pad_right(rows: Sequence[Sequence[int]], pad_id: int) -> Ids:

@@ -4,18 +4,19 @@
 
 from __future__ import annotations
 
-import io
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, cast
 
 from transduce.data.subword import SPACE_MARK
 from transduce.errors import ConfigError
-from transduce.folders import told_of
 from transduce.insight.attention import AttentionRecord
+from transduce.insight.drawing import drawn, new_figure, write_figure
 from transduce.insight.heads import KINDS, Head, Kind, most_telling
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST_IN_A_ROW = 4
 INCHES_A_TOKEN, MOST_INCHES, LEAST_INCHES = 0.24, 16.0, 1.6
@@ -35,12 +36,11 @@ def choose_heads(record: AttentionRecord, kind: str, layer: int | None, head: in
     return of_layer if head is None else [of_layer[head - 1]]
 
 
-def draw(record: AttentionRecord, heads: Sequence[Head], path: Path, form: Literal["png", "svg"]) -> None:
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("a picture needs the package matplotlib: pip install 'transduce[figures]'") from None
+def draw(record: AttentionRecord, heads: Sequence[Head], path: Path, form: str) -> None:
+    write_figure(drawn(lambda: _figure(record, heads)), path, form)
+
+
+def _figure(record: AttentionRecord, heads: Sequence[Head]) -> Figure:
     kind = heads[0].kind
     rows = record.source if kind == "encoder" else record.target
     columns = record.target if kind == "decoder" else record.source
@@ -50,7 +50,7 @@ def draw(record: AttentionRecord, heads: Sequence[Head], path: Path, form: Liter
         min(MOST_INCHES, n * max(LEAST_INCHES, INCHES_A_TOKEN * len(pieces)) + 1)
         for n, pieces in ((n_columns, columns), (n_rows, rows))
     )
-    figure = Figure(figsize=(width, height + 0.4 * n_rows), layout="constrained")
+    figure = new_figure(width, height + 0.4 * n_rows)
     figure.suptitle(f"{KINDS[kind]}, layer {heads[0].layer + 1}", fontsize=10)
     for number, head in enumerate(heads, 1):
         axes = figure.add_subplot(n_rows, n_columns, number)
@@ -62,12 +62,7 @@ def draw(record: AttentionRecord, heads: Sequence[Head], path: Path, form: Liter
             axes.set_yticks(range(len(rows)), map(_shown, rows), fontsize=8, parse_math=False)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-    picture = io.BytesIO()
-    with warnings.catch_warnings(), mpl.rc_context({"svg.hashsalt": "transduce"}):
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a font cannot have every script; a box stands there
-        figure.savefig(picture, format=form, dpi=200, metadata={"Date": None} if form == "svg" else None)
-    with told_of(path):
-        path.write_bytes(picture.getvalue())
+    return figure
 
 
 def _shown(piece: str) -> str:

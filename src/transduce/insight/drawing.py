@@ -1,0 +1,103 @@
+"""How figures look, and how they become files. The one place that knows matplotlib's ways."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from transduce.errors import ConfigError, DataError
+from transduce.folders import told_of, write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Made = TypeVar("Made")
+FORMATS = ("svg", "png")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a5195", "#555555")
+"""Told apart by colour-blind people too (the first six by Okabe and Ito)."""
+INK, FAINT = "#222222", "#9a9a9a"
+PER_INCH = 144
+
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "text.color": INK,
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+    "svg.hashsalt": "transduce",  # names inside of the file, which else differ from run to run
+    "svg.fonttype": "path",  # who looks at it may lack our fonts
+}
+
+
+class Drawn(NamedTuple):
+    figure: Figure
+    words: str
+    """What is to be seen."""
+
+
+def check_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ConfigError("figures need the package matplotlib: pip install 'transduce[figures]'") from None
+
+
+def drawn(draw: Callable[[], Made]) -> Made:
+    """In our style, and without a word to matplotlib's state, which belongs to whoever else draws."""
+    with _style():
+        return draw()
+
+
+def _style() -> AbstractContextManager[None]:
+    check_matplotlib()
+    import matplotlib
+
+    return matplotlib.rc_context(STYLE)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def row_of_axes(figure: Figure, n: int, widths: Sequence[float] | None = None) -> list[Axes]:
+    axes = figure.subplots(1, n, width_ratios=widths, squeeze=False)
+    return list(axes[0])
+
+
+def check_figure_file(path: Path) -> None:
+    if path.suffix.removeprefix(".") not in FORMATS:
+        raise ConfigError(f"{path} must end in .svg or .png: rename it")
+
+
+def write_figure(figure: Figure, path: Path, kind: str | None = None) -> None:
+    """The same bytes each time. `kind`: one of `FORMATS`; what the name ends in when not given."""
+    content, kind = io.BytesIO(), kind or path.suffix.removeprefix(".")
+    with _style(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a font cannot have every script: a box stands there
+        metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
+        figure.savefig(content, format=kind, dpi=PER_INCH, metadata=metadata)
+    write_whole(path, content.getvalue())
+
+
+def folder_for_figures(folder: Path) -> Path:
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is a file: name a folder to write figures into")
+    with told_of(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
