@@ -14,6 +14,7 @@ from transduce import graph_stepper
 from transduce.config import DecodeConfig, ModelConfig
 from transduce.decoding import Hypothesis, Rules, Sentence, advance, free, search
 from transduce.graph_stepper import GraphStepper
+from transduce.peaks import GROUP, Peaks
 
 
 @pytest.fixture(autouse=True)
@@ -138,3 +139,19 @@ def test_what_is_not_plain_goes_the_slow_way() -> None:
     ):
         hold_equal(found_by(fast, config, settings, rules), found_by(model, config, settings, rules))
     assert not fast.recordings
+
+
+@pytest.mark.parametrize("n_vocabulary", [300, 320, 4096, 9001])
+def test_peaks_by_one_look_are_peaks(n_vocabulary: int) -> None:
+    pytest.importorskip("triton", reason="Triton is for Linux")
+    from transduce.peaks_kernel import peaks_of
+
+    torch.manual_seed(0)
+    logits_RV = torch.randn(3, n_vocabulary) * 9
+    filled_RV = torch.nn.functional.pad(logits_RV, (0, -n_vocabulary % GROUP), value=1e3)
+    found, expected = peaks_of(filled_RV, n_vocabulary), Peaks.of(logits_RV)
+    torch.testing.assert_close(found.peak_RN, expected.peak_RN, atol=0, rtol=0)
+    torch.testing.assert_close(found.log_sum_R1, expected.log_sum_R1)
+    assert torch.equal(found.logits(), logits_RV)
+    row, group = torch.tensor([[0, 2], [1, 1]]), torch.tensor([[0, 3], [n_vocabulary // GROUP - 1, 5]])
+    assert torch.equal(found.look(row, group), expected.look(row, group))

@@ -15,11 +15,12 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from transduce.decoding import Beams, How, advance, rows_of, turn
 from transduce.model import Transformer
-from transduce.peaks import Doubts, Peaks, can_tell
+from transduce.peaks import GROUP, Doubts, Peaks, can_tell
 from transduce.stepper import AXES, Cells, FastStepper, needed
 
 SOURCE_ROOM, CELL_ROOM, TOKEN_ROOM = 32, 64, 64
@@ -53,15 +54,23 @@ class GraphStepper(FastStepper):
 
     def __init__(self, model: Transformer, record: Record | None = None) -> None:
         super().__init__(model)
+        n_more = -len(self.target_VD) % GROUP
+        self.output_DV = F.pad(self.output.W_NF, (0, n_more))
+        self.bias_V = None if self.output.b_F is None else F.pad(self.output.b_F, (0, n_more))
         self.record = record or CudaRecorder()
         self.recordings: dict[Any, list[Recording]] = {}
         self.met: set[Any] = set()
 
     def peaks(self, x_RD: Tensor) -> Peaks:
-        if x_RD.is_cuda and x_RD.dtype != torch.float32 and self.output.b_F is None:
-            # bfloat16 has so few digits that many tokens would be equals.
-            return Peaks.of(torch.mm(x_RD, self.output.W_NF, out_dtype=torch.float32))
-        return Peaks.of(self.output(x_RD))
+        if not x_RD.is_cuda:
+            return Peaks.of(self.output(x_RD))
+        from transduce.peaks_kernel import peaks_of  # Triton is for GPUs
+
+        if x_RD.dtype == torch.float32:
+            logits_RV = torch.mm(x_RD, self.output_DV)
+        else:  # which has so few digits that many tokens would be equals
+            logits_RV = torch.mm(x_RD, self.output_DV, out_dtype=torch.float32)
+        return peaks_of(logits_RV if self.bias_V is None else logits_RV.add_(self.bias_V), len(self.target_VD))
 
     @torch.no_grad()
     def turn(self, beams: Beams, state: Cells, how: How) -> tuple[Beams, Cells, list[bool]]:
