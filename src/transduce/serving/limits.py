@@ -1,0 +1,111 @@
+"""What the server gives nobody more of. Everything is bounded, and the defaults exist here alone."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import time
+import typing
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+
+from transduce.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """A client is an address."""
+
+    body_bytes: int = 100_000
+    """Of a request's body; more: 413."""
+    characters: int = 5_000
+    """Of all texts of a request; more: 413."""
+    texts: int = 100
+    """In the list q; more: 413."""
+    sentences: int = 200
+    """That a request's texts are made into: a sentence for each line, and more for long lines. More: 413."""
+    tokens: int = 4_000
+    """Subwords of a request's texts; more: 413."""
+    beam: int = 8
+    """The widest; wider: 400."""
+    alternatives: int = 4
+    """Beside the best; more: 400. Each must fit into the beam."""
+    queue: int = 2_000
+    """Sentences of all clients that wait or are being translated; more: 503."""
+    client_queue: int = 500
+    """The same of one client; more: 429."""
+    client_rate: float = 20.0
+    """Requests a second of one client, in the long run; more: 429."""
+    client_burst: int = 60
+    """Requests that one client may make at once after a rest; more: 429."""
+    client_connections: int = 100
+    """Of one client, at a time; more are closed."""
+    connections: int = 1_000
+    """Of all clients; more: 503."""
+    request_seconds: float = 30.0
+    """From a request's last byte to its answer; longer: 503."""
+    body_seconds: float = 10.0
+    """For a request's body to come; longer: 408."""
+    header_seconds: float = 10.0
+    """For a request's first lines to come, and for a connection to wait for its next request; longer: closed."""
+    drain_seconds: float = 20.0
+    """After SIGTERM, for what was accepted to be answered."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"limit {field.name} is {value}, must be above 0 and finite: nothing is unbounded")
+
+    def changed(self, settings: Iterable[str]) -> Limits:
+        """By texts that read name=value."""
+        kinds, changes = typing.get_type_hints(Limits), {}
+        for setting in settings:
+            name, equals, text = (part.strip() for part in setting.partition("="))
+            if not equals:
+                raise ConfigError(f"--limit {setting!r} must read name=value: for example characters=20000")
+            if name not in kinds:
+                near = difflib.get_close_matches(name, kinds, n=1)
+                remedy = f"did you mean {near[0]}?" if near else f"choose from {', '.join(kinds)}"
+                raise ConfigError(f"{name!r} is no limit: {remedy}")
+            try:
+                changes[name] = kinds[name](text)
+            except ValueError:
+                kind = "a whole number" if kinds[name] is int else "a number"
+                raise ConfigError(f"limit {name} is {text!r}, must be {kind}: give one") from None
+        return replace(self, **changes)
+
+
+class Refusal(Exception):
+    """What a client is told instead of an answer."""
+
+    def __init__(self, code: int, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+        self.headers = {} if retry_after is None else {"retry-after": str(max(1, math.ceil(retry_after)))}
+        if code == 401:
+            self.headers["www-authenticate"] = "Bearer"
+
+
+MOST_CLIENTS = 10_000
+"""That are remembered. Who was forgotten may come at once, as who is new."""
+
+
+class Rate:
+    """A bucket of tokens for each client: a request takes one, and they come back at a steady rate."""
+
+    def __init__(self, a_second: float, burst: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.a_second, self.burst, self.now = a_second, burst, now
+        self.buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Tokens, and when they were counted; who came last stands last."""
+
+    def take(self, client: str) -> None:
+        now = self.now()
+        tokens, then = self.buckets.pop(client, (float(self.burst), now))
+        tokens = min(self.burst, tokens + (now - then) * self.a_second)
+        self.buckets[client] = (tokens - 1 if tokens >= 1 else tokens), now
+        if len(self.buckets) > MOST_CLIENTS:
+            self.buckets.popitem(last=False)
+        if tokens < 1:
+            raise Refusal(429, "too many requests: slow down", (1 - tokens) / self.a_second)
