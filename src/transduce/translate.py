@@ -263,7 +263,7 @@ class Translator:
         return max(1, self.batch_size * USUAL_BEAM // max(USUAL_BEAM, settings.n_hypotheses))
 
     def finish(self, line: _Line) -> Translation:
-        return self._finish(line, with_details=False)
+        return self._finish(line, None)
 
     def tag_for(self, to: str | None) -> list[int]:
         """What a source must begin with to be translated into that language."""
