@@ -207,8 +207,7 @@ class Translator:
         """As `stream`, and of each part of a line the pass along its translation that the details are from."""
         with contextlib.closing(self._found(texts, to, prefix)) as lines:
             for line in lines:
-                parts = list(self._explain(line))
-                yield self._finish(line, parts), parts
+                yield self.finish_explained(line)
 
     def _found(self, texts: Iterable[str], to: str | None, prefix: str) -> Generator[_Line, None, None]:
         lines = _Lines(self, texts, self.tag_for(to), self.encode_prefix(prefix))
@@ -264,6 +263,10 @@ class Translator:
 
     def finish(self, line: _Line) -> Translation:
         return self._finish(line, None)
+
+    def finish_explained(self, line: _Line) -> tuple[Translation, list[Explained]]:
+        parts = list(self._explain(line))
+        return self._finish(line, parts), parts
 
     def tag_for(self, to: str | None) -> list[int]:
         """What a source must begin with to be translated into that language."""

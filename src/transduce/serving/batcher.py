@@ -41,12 +41,13 @@ class Way(NamedTuple):
 class Job:
     """The texts of a request. Whoever cancels its `future` withdraws it."""
 
-    def __init__(self, way: Way, texts: Sequence[str], client: str) -> None:
+    def __init__(self, way: Way, texts: Sequence[str], client: str, prefix: Sequence[int] = ()) -> None:
+        """`prefix`: how every translation must begin."""
         self.way, self.client, self.arrived = way, client, time.monotonic()
         tag = way.translator.tag_for(way.to)
-        self.lines = [way.translator.prepare(text, tag, []) for text in texts]
-        self.n_sentences = sum(len(line.ids) for line in self.lines)
-        self.n_tokens = sum(len(ids) for line in self.lines for ids in line.ids)
+        self.lines = [way.translator.prepare(text, tag, list(prefix)) for text in texts]
+        lengths = [len(ids) for line in self.lines for ids in line.ids]
+        self.n_sentences, self.n_tokens, self.longest = len(lengths), sum(lengths), max(lengths, default=0)
         self.future: Future[list[Translation]] = Future()
         self.waiting: deque[Sentence] = deque()
         self.places: dict[int, tuple[int, int]] = {}

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from transduce.serving.batcher import RETRY_SECONDS
 from transduce.serving.limits import Rate, Refusal
+from transduce.serving.page import PATHS
 from transduce.serving.question import read_fields
 from transduce.serving.service import ClientLeft, Service
 
@@ -28,7 +29,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PROBES = frozenset({"/health", "/ready"})
-OPEN = PROBES
+OPEN = PROBES | PATHS
 """Paths that need no token. Probes are not counted against a client either."""
 SECURITY = {
     "x-content-type-options": "nosniff",
@@ -38,6 +39,8 @@ SECURITY = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
 """Unless a route says otherwise."""
+LEFT = 499
+"""The code of an answer that nobody waited for, as nginx has it."""
 GRACE_SECONDS = 5.0
 """On top of a request's time, for its answer to be taken."""
 DISCARDED = 10
@@ -123,7 +126,7 @@ class Guard:
         except Refusal as refusal:
             await answer.refuse(refusal)
         except ClientLeft:
-            answer.code = 499  # as nginx has it
+            answer.code = LEFT
         except TimeoutError:
             await answer.refuse(Refusal(503, "not done in time", RETRY_SECONDS))
         except Exception as error:

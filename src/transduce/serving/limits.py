@@ -27,10 +27,20 @@ class Limits:
     """That a request's texts are made into: a sentence for each line, and more for long lines. More: 413."""
     tokens: int = 4_000
     """Subwords of a request's texts; more: 413."""
+    sentence_tokens: int = 500
+    """Subwords of what cannot be split, such as a letter under a thousand accents; more: 413."""
     beam: int = 8
     """The widest; wider: 400."""
     alternatives: int = 4
     """Beside the best; more: 400. Each must fit into the beam."""
+    explained_texts: int = 16
+    """In the list q of /explain; more: 413."""
+    explained_tokens: int = 256
+    """Subwords of each sentence of /explain, and of a prefix; more: 413."""
+    inspected_tokens: int = 128
+    """Subwords of the text of /inspect, whose answer grows with their square, and of its prefix; more: 413."""
+    explaining: int = 32
+    """Requests of all clients to /explain, /inspect and /embed that wait for a pass of the model; more: 503."""
     queue: int = 2_000
     """Sentences of all clients that wait or are being translated; more: 503."""
     client_queue: int = 500

@@ -98,18 +98,22 @@ class Service:
         lines = [line for of in parts for line in of[::2]]
         job = await asyncio.to_thread(Job, way, lines, client)
         note |= {"characters": sum(map(len, question.texts)), "sentences": job.n_sentences}
-        for what, n, most in (
-            ("sentences", job.n_sentences, self.limits.sentences),
-            ("tokens", job.n_tokens, self.limits.tokens),
-        ):
-            if n > most:
-                raise Refusal(413, f"q has {n} {what}, the limit is {most}")
+        self.check_size(job)
         self.batcher.submit(job)
-        found = iter(await self._wait(job, gone))
+        found = iter(await self.wait(job, gone))
         answers = [_joined(of, [next(found) for _ in of[::2]]) for of in parts]
         return _shaped(question, answers, source)
 
-    async def _wait(self, job: Job, gone: Callable[[], Awaitable[None]]) -> list[Translation]:
+    def check_size(self, job: Job) -> None:
+        for what, n, most in (
+            ("sentences", job.n_sentences, self.limits.sentences),
+            ("tokens", job.n_tokens, self.limits.tokens),
+            ("tokens without a place to split them", job.longest, self.limits.sentence_tokens),
+        ):
+            if n > most:
+                raise Refusal(413, f"q has {n} {what}, the limit is {most}")
+
+    async def wait(self, job: Job, gone: Callable[[], Awaitable[None]]) -> list[Translation]:
         """Withdraws what is late, or what nobody waits for."""
         result, leaving = asyncio.wrap_future(job.future), asyncio.ensure_future(gone())
         both: set[asyncio.Future[Any]] = {result, leaving}
