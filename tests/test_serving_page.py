@@ -83,6 +83,7 @@ def live(translator: Translator) -> Iterator[Live]:
 def test_details_are_those_of_the_library(live: Live, translator: Translator) -> None:
     texts = [SENTENCE, "", "Ich bin müde."]
     wanted = translator.translate(texts, with_details=True)
+    assert live.ask("/explain", []).json() == {"lines": []}
     lines = live.ask("/explain", texts).json()["lines"]
     assert len(lines) == 3
     for line, one in zip(lines, wanted, strict=True):
@@ -152,6 +153,7 @@ def test_vectors_are_those_of_the_library(live: Live, translator: Translator, po
     wanted_ND = embed(translator, texts, pool)
     np.testing.assert_allclose(found["vectors"][0], wanted_ND[0], atol=1e-4)
     np.testing.assert_allclose(found["vectors"][2], wanted_ND[2], atol=1e-4)
+    assert live.ask("/embed", []).json()["vectors"] == []
     one = live.ask("/embed", texts[0], pool=pool).json()["vectors"]
     np.testing.assert_allclose(one, wanted_ND[0], atol=1e-4)
 

@@ -105,7 +105,8 @@
     closeInspector();
     match();
     render();
-    count();
+    $("problem").hidden = true;
+    if (!count()) return;
     const isWaiting = state.lines.some((line) => line?.isStale);
     setState(isWaiting ? "\u2026" : "");
     if (isWaiting) typing = setTimeout(translate, PAUSE, asking.signal);
@@ -225,11 +226,15 @@
     $("text").style.height = `${$("mirror").offsetHeight}px`;
   }
 
+  // Whether there are not too many. The limit is a request's; here it is kept for all lines together.
   function count() {
     const n = [...$("text").value].length, most = state.limits.characters;
     $("count").textContent = most ? `${n.toLocaleString("en")} / ${most.toLocaleString("en")}` : "";
     $("count").classList.toggle("over", n > most);
     $("clear").hidden = n === 0;
+    if (!(n > most)) return true;
+    complain(`The text has ${n.toLocaleString("en")} characters, the limit is ${most.toLocaleString("en")}.`);
+    return false;
   }
 
   // Looking into a word, and saying another
@@ -246,13 +251,18 @@
     Words.panel($("word"), answer, line.source, word, {
       onforce: (t, piece) => force(i, [...answer.tokens.slice(0, t).map((token) => token.piece), piece]),
       onsay: (text) => force(i, `${before(answer, word)} ${text}`.trim()),
-      onclose: () => { span(i, word)?.focus(); closeWord(); },
+      onclose: leaveWord,
     });
     $("word").scrollIntoView({ block: "nearest" });
   }
 
   const before = (answer, word) =>
     answer.translatedText.trim().split(/([ \t]+)/).slice(0, 2 * word).join("").trim();
+
+  function leaveWord() {
+    span(state.at.line, state.at.word)?.focus();
+    closeWord();
+  }
 
   function closeWord() {
     state.at = null;
@@ -442,6 +452,9 @@
     $("clear").addEventListener("click", () => { $("text").value = ""; changed(); $("text").focus(); });
     $("release").addEventListener("click", release);
     $("output").addEventListener("keydown", walk);
+    $("word").addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && state.at) leaveWord();
+    });
     $("look").addEventListener("click", toggleInspector);
     $("theme").addEventListener("click", nextTheme);
     $("forget").addEventListener("click", () => { kept.remove("history"); clearTimeout(settling); renderHistory(); });
