@@ -58,4 +58,4 @@ def add_page(app: "FastAPI") -> None:
         return Response(file.content, headers=file.headers)
 
     for path in FILES:
-        app.router.add_route(path, partial(answer, read(path)), methods=["GET", "HEAD"], include_in_schema=False)
+        app.router.add_route(path, partial(answer, read(path)), methods=["GET", "HEAD"])
