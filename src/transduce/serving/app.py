@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from transduce import __version__
-from transduce.serving.guard import Access, Guard
+from transduce.serving.guard import LEFT, Access, Guard
+from transduce.serving.limits import Refusal
 from transduce.serving.question import read_question
-from transduce.serving.service import Service
+from transduce.serving.service import ClientLeft, Service
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -86,10 +87,17 @@ def make_app(service: Service, access: Access, log: Callable[[dict[str, Any]], N
     )  # fmt: skip
 
     async def refuse(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        return JSONResponse({"error": str(error.detail)}, error.status_code, headers=error.headers)
+        if isinstance(error, HTTPException):
+            return JSONResponse({"error": str(error.detail)}, error.status_code, headers=error.headers)
+        assert isinstance(error, Refusal)
+        return JSONResponse({"error": error.message}, error.code, headers=error.headers)
 
-    app.add_exception_handler(HTTPException, refuse)
+    async def fail(request: Request, error: Exception) -> JSONResponse:
+        code = LEFT if isinstance(error, ClientLeft) else 500
+        return JSONResponse({"error": "something went wrong here"}, code)  # and not what, which could hold a text
+
+    for kind, handler in ((HTTPException, refuse), (Refusal, refuse), (ClientLeft, fail), (Exception, fail)):
+        app.add_exception_handler(kind, handler)
     add_translation(app, service, log_text=log_text)
     add_state(app, service)
     known = {route.path for route in app.routes if hasattr(route, "path")}

@@ -45,8 +45,8 @@ class Job:
         self.way, self.client, self.arrived = way, client, time.monotonic()
         tag = way.translator.tag_for(way.to)
         self.lines = [way.translator.prepare(text, tag, []) for text in texts]
-        self.n_sentences = sum(len(line.ids) for line in self.lines)
-        self.n_tokens = sum(len(ids) for line in self.lines for ids in line.ids)
+        lengths = [len(ids) for line in self.lines for ids in line.ids]
+        self.n_sentences, self.n_tokens, self.longest = len(lengths), sum(lengths), max(lengths, default=0)
         self.future: Future[list[Translation]] = Future()
         self.waiting: deque[Sentence] = deque()
         self.places: dict[int, tuple[int, int]] = {}

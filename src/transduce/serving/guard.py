@@ -11,8 +11,10 @@ import hmac
 import ipaddress
 import json
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -38,6 +40,8 @@ SECURITY = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
 """Unless a route says otherwise."""
+LEFT = 499
+"""The code of an answer that nobody waited for, as nginx has it."""
 GRACE_SECONDS = 5.0
 """On top of a request's time, for its answer to be taken."""
 DISCARDED = 10
@@ -123,11 +127,12 @@ class Guard:
         except Refusal as refusal:
             await answer.refuse(refusal)
         except ClientLeft:
-            answer.code = 499  # as nginx has it
+            answer.code = LEFT
         except TimeoutError:
             await answer.refuse(Refusal(503, "not done in time", RETRY_SECONDS))
         except Exception as error:
-            note["error"] = type(error).__name__  # its text could hold the user's
+            last = traceback.extract_tb(error.__traceback__)[-1]  # but not what it says, which could hold a text
+            note["error"] = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
             await answer.refuse(Refusal(500, "something went wrong here"))
         finally:
             path = scope["path"] if scope["path"] in self.known else "other"

@@ -60,14 +60,12 @@ def _from_form(body: bytes, limits: Limits) -> dict[str, Any]:
 
 
 async def _from_parts(request: Request, limits: Limits) -> dict[str, Any]:
-    from starlette.exceptions import HTTPException
+    from starlette.formparsers import MultiPartException
 
     try:
         form = await request.form(max_files=0, max_fields=MOST_FIELDS + limits.texts, max_part_size=limits.body_bytes)
-    except HTTPException as error:
-        raise Refusal(400, f"the form cannot be read: {error.detail}") from None
-    except (ValueError, LookupError):  # no UTF-8, or a charset that does not exist
-        raise Refusal(400, "the form cannot be read") from None
+    except (MultiPartException, ValueError, LookupError):  # a file, no boundary, no UTF-8, no such charset
+        raise Refusal(400, "the form cannot be read: send texts as parts in UTF-8, and no files") from None
     return {name: _one_or_all([str(value) for value in form.getlist(name)]) for name in form}
 
 

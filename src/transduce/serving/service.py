@@ -98,16 +98,20 @@ class Service:
         lines = [line for of in parts for line in of[::2]]
         job = await asyncio.to_thread(Job, way, lines, client)
         note |= {"characters": sum(map(len, question.texts)), "sentences": job.n_sentences}
-        for what, n, most in (
-            ("sentences", job.n_sentences, self.limits.sentences),
-            ("tokens", job.n_tokens, self.limits.tokens),
-        ):
-            if n > most:
-                raise Refusal(413, f"q has {n} {what}, the limit is {most}")
+        self._check_size(job)
         self.batcher.submit(job)
         found = iter(await self._wait(job, gone))
         answers = [_joined(of, [next(found) for _ in of[::2]]) for of in parts]
         return _shaped(question, answers, source)
+
+    def _check_size(self, job: Job) -> None:
+        for what, n, most in (
+            ("sentences", job.n_sentences, self.limits.sentences),
+            ("tokens", job.n_tokens, self.limits.tokens),
+            ("tokens without a place to split them", job.longest, self.limits.sentence_tokens),
+        ):
+            if n > most:
+                raise Refusal(413, f"q has {n} {what}, the limit is {most}")
 
     async def _wait(self, job: Job, gone: Callable[[], Awaitable[None]]) -> list[Translation]:
         """Withdraws what is late, or what nobody waits for."""
