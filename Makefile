@@ -21,6 +21,7 @@ demo: .venv/.package
 	@echo
 	@echo 'Next: $(BIN)/transduce train YOUR.de YOUR.en --out run          your own two files'
 	@echo '      $(BIN)/transduce translate --json                         type a sentence: each token, its probability'
+	@echo '      $(BIN)/pip install -e .[serve]; $(BIN)/transduce serve     over HTTP, as LibreTranslate does'
 	@echo '      $(BIN)/transduce evaluate run --source A --reference B    BLEU, chrF++ and TER, with their signatures'
 	@echo '      $(BIN)/transduce prepare tatoeba-40k --out prepared --stats   what is in the data'
 	@echo '      $(BIN)/transduce check-paper                              each setting beside the paper'
