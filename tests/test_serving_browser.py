@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.serving import TOKEN, Live, served
 from tests.test_inspector import HOSTILE
 from tests.test_inspector_page import browser, share
-from tests.test_serving_page import SENTENCE, TOKEN, Live, serving
+from tests.test_serving_page import SENTENCE
 from transduce import Translator
 from transduce.serving.guard import Access
 
@@ -32,7 +33,7 @@ def translator() -> Translator:
 
 @pytest.fixture(scope="module")
 def live(translator: Translator) -> Iterator[Live]:
-    with serving(translator) as found:
+    with served(translator) as found:
         yield found
 
 
@@ -343,7 +344,7 @@ def test_a_server_that_is_busy_is_asked_again_and_what_is_wrong_is_told(opened: 
 
 
 def test_a_token_is_asked_for_and_kept_for_the_tab(opened: Opened, translator: Translator) -> None:
-    with serving(translator, Access(TOKEN)) as live:
+    with served(translator, access=Access(TOKEN)) as live:
         page = opened(live, may_fail=True)
         page.get_by_label("This server asks for a token").fill("a-wrong-token-of-some-length")
         page.get_by_role("button", name="Use it").click()
@@ -364,7 +365,7 @@ def test_languages_can_be_chosen(opened: Opened, translator: Translator) -> None
 
     directions = (("de", "en"), ("en", "de"), ("nl", "en"))
     own = Translator(translator.model, translator.config, translator.subwords, Origin(directions, longest_source=40))
-    with serving(own) as live:
+    with served(own) as live:
         page = opened(live)
         page.get_by_label("From").select_option("English")
         assert page.get_by_label("To", exact=True).locator("option").all_text_contents() == ["German"]

@@ -5,74 +5,22 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from tests.serving import TOKEN, Live, served
 from transduce import Translator
 from transduce.insight.attention import from_document, inspect
 from transduce.insight.embed import embed
-from transduce.serving.app import make_app
 from transduce.serving.guard import Access
 from transduce.serving.limits import Limits
 from transduce.serving.page import FILES, POLICY
-from transduce.serving.server import listen, make_server
-from transduce.serving.service import Service
 
 SENTENCE = "Tom hat gestern ein neues Auto gekauft, weil das alte kaputt war."
-TOKEN = "a-token-of-more-than-16-characters"
-
-
-@dataclass
-class Live:
-    url: str
-    port: int
-    service: Service
-    log: list[dict[str, Any]]
-
-    def ask(self, path: str, q: Any = "Das ist nicht gut.", **fields: Any) -> httpx.Response:
-        body = json.dumps({"q": q, "source": "de", "target": "en"} | fields)
-        headers = {"content-type": "application/json"}
-        return httpx.post(f"{self.url}{path}", content=body, headers=headers, timeout=60)
-
-    def logged(self, path: str, n: int, first: int = 0) -> list[dict[str, Any]]:
-        """At least n lines of the log, which come after their answers."""
-        end = time.monotonic() + 20
-        while len(found := [line for line in self.log[first:] if line["path"] == path]) < n:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        return found
-
-
-@contextmanager
-def serving(
-    translator: Translator, access: Access | None = None, *, is_warm: bool = True, **limits: Any
-) -> Iterator[Live]:
-    generous = {"client_rate": 1e6, "client_burst": 10**6}
-    service = Service({"model": translator}, Limits(**(generous | limits)))
-    log: list[dict[str, Any]] = []
-    server = make_server(make_app(service, access or Access(), log.append), service)
-    with listen("127.0.0.1", 0) as listening:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        if is_warm:
-            service.start()
-        port = listening.getsockname()[1]
-        try:
-            yield Live(f"http://127.0.0.1:{port}", port, service, log)
-        finally:
-            server.should_exit = True
-            service.batcher.close()
-            thread.join(30)
-            if is_warm:
-                service.batcher.join()
-    assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +30,7 @@ def translator() -> Translator:
 
 @pytest.fixture(scope="module")
 def live(translator: Translator) -> Iterator[Live]:
-    with serving(translator) as found:
+    with served(translator) as found:
         yield found
 
 
@@ -92,8 +40,8 @@ def live(translator: Translator) -> Iterator[Live]:
 def test_details_are_those_of_the_library(live: Live, translator: Translator) -> None:
     texts = [SENTENCE, "", "Ich bin müde."]
     wanted = translator.translate(texts, with_details=True)
-    assert live.ask("/explain", []).json() == {"lines": []}
-    lines = live.ask("/explain", texts).json()["lines"]
+    assert live.post("/explain", []).json() == {"lines": []}
+    lines = live.post("/explain", texts).json()["lines"]
     assert len(lines) == 3
     for line, one in zip(lines, wanted, strict=True):
         assert (line["translatedText"], line["flags"].keys()) == (one.text, set(one.flags))
@@ -108,7 +56,7 @@ def test_details_are_those_of_the_library(live: Live, translator: Translator) ->
 
 @pytest.mark.parametrize("text", [SENTENCE, "Das ist gut, und " * 30 + "das ist alles."], ids=["short", "in parts"])
 def test_each_token_names_its_word(live: Live, text: str) -> None:
-    line = live.ask("/explain", text).json()
+    line = live.post("/explain", text).json()
     words: dict[int, str] = {}
     for token in line["tokens"]:
         if token["word"] is not None:
@@ -118,15 +66,15 @@ def test_each_token_names_its_word(live: Live, text: str) -> None:
 
 
 def test_a_prefix_is_kept_and_the_rest_is_searched_again(live: Live, translator: Translator) -> None:
-    free = live.ask("/explain", SENTENCE, alternatives=2).json()
+    free = live.post("/explain", SENTENCE, alternatives=2).json()
     assert len(free["alternatives"]) == 2
     place = next(t for t, token in enumerate(free["tokens"]) if token["piece"] == "▁yesterday")
     other = free["tokens"][place]["runners_up"][0][0]
     pieces = [*[token["piece"] for token in free["tokens"][:place]], other]
-    forced = live.ask("/explain", SENTENCE, prefix=pieces).json()
+    forced = live.post("/explain", SENTENCE, prefix=pieces).json()
     assert [token["piece"] for token in forced["tokens"][: place + 1]] == pieces
     assert forced["tokens"][place]["runners_up"][0][0] == "▁yesterday"
-    by_text = live.ask("/explain", SENTENCE, prefix="Tom bought a new car " + other.removeprefix("▁")).json()
+    by_text = live.post("/explain", SENTENCE, prefix="Tom bought a new car " + other.removeprefix("▁")).json()
     assert by_text == forced
     (wanted,) = translator.translate([SENTENCE], prefix="Tom bought a new car " + other.removeprefix("▁"))
     assert forced["translatedText"] == wanted.text != free["translatedText"]
@@ -134,13 +82,13 @@ def test_a_prefix_is_kept_and_the_rest_is_searched_again(live: Live, translator:
 
 def test_a_piece_inside_a_word_is_not_spelt_anew(live: Live) -> None:
     pieces = ["▁T", "h", "i"]  # as no text would be divided
-    found = live.ask("/explain", prefix=pieces).json()
+    found = live.post("/explain", prefix=pieces).json()
     assert [token["piece"] for token in found["tokens"][:3]] == pieces
     assert found["translatedText"].startswith("Thi")
 
 
 def test_the_inspector_gets_the_record_of_the_same_translation(live: Live, translator: Translator) -> None:
-    answer = live.ask("/inspect", SENTENCE, prefix="Yesterday")
+    answer = live.post("/inspect", SENTENCE, prefix="Yesterday")
     document = answer.json()
     assert document["names"].keys() == {"kinds", "places", "flags"}
     assert document["direction"] == "de-en"
@@ -148,7 +96,7 @@ def test_the_inspector_gets_the_record_of_the_same_translation(live: Live, trans
     assert (
         record.translation
         == wanted.translation
-        == live.ask("/explain", SENTENCE, prefix="Yesterday").json()["translatedText"]
+        == live.post("/explain", SENTENCE, prefix="Yesterday").json()["translatedText"]
     )
     for kind, weight_LHQM in wanted.weights.items():
         np.testing.assert_allclose(record.weights[kind], weight_LHQM, atol=2e-3)
@@ -157,13 +105,13 @@ def test_the_inspector_gets_the_record_of_the_same_translation(live: Live, trans
 @pytest.mark.parametrize("pool", ["mean", "max", "first"])
 def test_vectors_are_those_of_the_library(live: Live, translator: Translator, pool: Any) -> None:
     texts = ["Das ist gut.", " ", "Ich bin müde."]
-    found = live.ask("/embed", texts, pool=pool).json()
+    found = live.post("/embed", texts, pool=pool).json()
     assert (found["pool"], found["vectors"][1]) == (pool, None)
     wanted_ND = embed(translator, texts, pool)
     np.testing.assert_allclose(found["vectors"][0], wanted_ND[0], atol=1e-4)
     np.testing.assert_allclose(found["vectors"][2], wanted_ND[2], atol=1e-4)
-    assert live.ask("/embed", []).json()["vectors"] == []
-    one = live.ask("/embed", texts[0], pool=pool).json()["vectors"]
+    assert live.post("/embed", []).json()["vectors"] == []
+    one = live.post("/embed", texts[0], pool=pool).json()["vectors"]
     np.testing.assert_allclose(one, wanted_ND[0], atol=1e-4)
 
 
@@ -191,7 +139,7 @@ def test_vectors_are_those_of_the_library(live: Live, translator: Translator, po
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_told(live: Live, path: str, changes: dict[str, Any], code: int, told: str) -> None:
-    answer = live.ask(path, **changes)
+    answer = live.post(path, **changes)
     assert answer.status_code == code
     assert answer.json().keys() == {"error"}
     assert told in answer.json()["error"]
@@ -212,9 +160,9 @@ WORDS = "eins zwei drei vier fünf sechs sieben acht neun zehn"
 )
 def test_a_limit_is_kept_at_its_bound(translator: Translator, path: str, limit: str, below: Any, above: Any) -> None:
     limits: dict[str, Any] = {limit: 3}
-    with serving(translator, **limits) as live:
-        assert live.ask(path, below).status_code == 200
-        answer = live.ask(path, above)
+    with served(translator, **limits) as live:
+        assert live.post(path, below).status_code == 200
+        answer = live.post(path, above)
         assert (answer.status_code, "the limit is 3" in answer.json()["error"]) == (413, True)
 
 
@@ -227,17 +175,17 @@ def test_tokens_are_counted_to_the_last(translator: Translator, path: str, limit
     limits: dict[str, Any]
     for most, code in ((n, 200), (n - 1, 413)):
         limits = {limit: most}
-        with serving(translator, **limits) as live:
-            assert live.ask(path, WORDS).status_code == code
+        with served(translator, **limits) as live:
+            assert live.post(path, WORDS).status_code == code
     if path != "/embed":
         limits = {limit: 5}
-        with serving(translator, **limits) as live:
-            assert live.ask(path, prefix=["▁That"] * 5).status_code == 200
-            assert live.ask(path, prefix=["▁That"] * 6).status_code == 413
+        with served(translator, **limits) as live:
+            assert live.post(path, prefix=["▁That"] * 5).status_code == 200
+            assert live.post(path, prefix=["▁That"] * 6).status_code == 413
 
 
 def test_more_than_may_look_inside_at_once_are_sent_away(translator: Translator) -> None:
-    with serving(translator, explaining=1) as live:
+    with served(translator, explaining=1) as live:
         began, go_on = threading.Event(), threading.Event()
         own = translator.finish_explained
 
@@ -249,31 +197,32 @@ def test_more_than_may_look_inside_at_once_are_sent_away(translator: Translator)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(translator, "finish_explained", slow)
             first: list[int] = []
-            asking = threading.Thread(target=lambda: first.append(live.ask("/explain").status_code))
+            asking = threading.Thread(target=lambda: first.append(live.post("/explain").status_code))
             asking.start()
             assert began.wait(60)
             for path in ("/explain", "/inspect", "/embed"):
-                answer = live.ask(path)
+                answer = live.post(path)
                 assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
-            assert live.ask("/translate").status_code == 200, "others are not held up"
+            assert live.ask().status_code == 200, "others are not held up"
             go_on.set()
             asking.join(60)
         assert first == [200]
-        assert live.ask("/embed").status_code == 200
+        assert live.post("/embed").status_code == 200
 
 
 def test_before_it_is_warm_the_page_is_there_and_details_are_not(translator: Translator) -> None:
-    with serving(translator, is_warm=False) as live:
+    with served(translator) as live:
+        live.service.is_warm = False
         assert httpx.get(live.url).status_code == 200
         for path in ("/explain", "/inspect", "/embed"):
-            assert (live.ask(path).status_code, live.ask(path).headers["retry-after"]) == (503, "2")
+            assert (live.post(path).status_code, live.post(path).headers["retry-after"]) == (503, "2")
 
 
 def test_what_is_new_needs_the_token_and_the_page_does_not(translator: Translator) -> None:
-    with serving(translator, Access(TOKEN)) as live:
+    with served(translator, access=Access(TOKEN)) as live:
         for path in ("/explain", "/inspect", "/embed"):
-            assert live.ask(path).status_code == 401
-            assert live.ask(path, api_key=TOKEN).status_code == 200
+            assert live.post(path).status_code == 401
+            assert live.post(path, api_key=TOKEN).status_code == 200
         assert httpx.get(f"{live.url}/limits").status_code == 401
         for path in FILES:
             assert httpx.get(f"{live.url}{path}").status_code == 200
@@ -290,7 +239,7 @@ def test_the_openapi_document_tells_of_them_and_not_of_files(live: Live) -> None
 
 def test_texts_are_not_logged(live: Live) -> None:
     n_before = len(live.log)
-    live.ask("/explain", "Geheim")
+    live.post("/explain", "Geheim")
     (line,) = live.logged("/explain", 1, n_before)
     assert line["characters"] == 6
     assert "Geheim" not in json.dumps(live.log)

@@ -258,7 +258,7 @@ EXPLANATIONS = {
 RECORDS = {"type": "object", "description": "The document that transduce inspect --json writes, with names for a page."}
 VECTORS = {
     "type": "object",
-    "properties": {"vectors": {"type": "array", "description": "null for a blank text"}, "pool": TEXT},
+    "properties": {"vectors": {"type": ["array", "null"], "description": "null for a blank text"}, "pool": TEXT},
 }
 POOL = {"type": "string", "enum": list(POOLS), "default": "mean", "description": "Over the tokens of a text."}
 LIMITS = {"type": "object", "additionalProperties": {"type": "number"}}

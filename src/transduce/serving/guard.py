@@ -11,8 +11,10 @@ import hmac
 import ipaddress
 import json
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -130,7 +132,8 @@ class Guard:
         except TimeoutError:
             await answer.refuse(Refusal(503, "not done in time", RETRY_SECONDS))
         except Exception as error:
-            note["error"] = type(error).__name__  # its text could hold the user's
+            last = traceback.extract_tb(error.__traceback__)[-1]  # but not what it says, which could hold a text
+            note["error"] = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
             await answer.refuse(Refusal(500, "something went wrong here"))
         finally:
             path = scope["path"] if scope["path"] in self.known else "other"

@@ -24,7 +24,7 @@ class Limits:
     texts: int = 100
     """In the list q; more: 413."""
     sentences: int = 200
-    """That a request's texts are made into: a sentence for each line, and more for long lines. More: 413."""
+    """In a request: one for each line, and more for a long line; more: 413."""
     tokens: int = 4_000
     """Subwords of a request's texts; more: 413."""
     sentence_tokens: int = 500
@@ -32,7 +32,7 @@ class Limits:
     beam: int = 8
     """The widest; wider: 400."""
     alternatives: int = 4
-    """Beside the best; more: 400. Each must fit into the beam."""
+    """Beside the best; more: 400."""
     explained_texts: int = 16
     """In the list q of /explain; more: 413."""
     explained_tokens: int = 256
@@ -48,9 +48,9 @@ class Limits:
     client_rate: float = 20.0
     """Requests a second of one client, in the long run; more: 429."""
     client_burst: int = 60
-    """Requests that one client may make at once after a rest; more: 429."""
+    """Requests of one client at once, after a rest; more: 429."""
     client_connections: int = 100
-    """Of one client, at a time; more are closed."""
+    """Of one client, at a time; more: 429."""
     connections: int = 1_000
     """Of all clients; more: 503."""
     request_seconds: float = 30.0
@@ -58,7 +58,7 @@ class Limits:
     body_seconds: float = 10.0
     """For a request's body to come; longer: 408."""
     header_seconds: float = 10.0
-    """For a request's first lines to come, and for a connection to wait for its next request; longer: closed."""
+    """For a request's headers to come, from the connection or the last answer on; longer: closed."""
     drain_seconds: float = 20.0
     """After SIGTERM, for what was accepted to be answered."""
 
@@ -67,6 +67,10 @@ class Limits:
             value = getattr(self, field.name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"limit {field.name} is {value}, must be above 0 and finite: nothing is unbounded")
+        if self.alternatives >= self.beam:
+            raise ConfigError(
+                f"limit alternatives is {self.alternatives}, must be below limit beam, {self.beam}: change that one too"
+            )
 
     def changed(self, settings: Iterable[str]) -> Limits:
         """By texts that read name=value."""

@@ -119,6 +119,9 @@ def _protocol(limits: Limits, has_proxy: bool) -> type[Any]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            # asyncio does so only for sockets that were made as TCP's by number. Without it each answer waits for
+            # the client's system to say that its headers have come, which is 40 ms.
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.of = client_of({"client": self.client})
             if not has_proxy and connected[self.of] >= limits.client_connections:
                 transport.write(FULL % (429, b"Too Many Requests"))
