@@ -119,7 +119,7 @@ class Details:
         if prefix and question.is_list:
             raise Refusal(400, "a prefix is of one text: send q as a text, not as a list")
         way, _ = self.service.way(question)
-        ids = prefix_ids(way.translator, prefix, most)
+        ids = await asyncio.to_thread(prefix_ids, way.translator, prefix, most)
         job = await self.job(way, question, client, note, ids)
         if (n := job.n_tokens if is_whole else job.longest) > most:
             raise Refusal(413, f"{'q' if is_whole else 'a sentence of q'} has {n} tokens, the limit is {most}")
