@@ -25,6 +25,7 @@ demo: .venv/.package
 	@echo 'Next: $(BIN)/transduce train YOUR.de YOUR.en --out run          your own two files'
 	@echo '      $(BIN)/transduce translate --json                         type a sentence: each token, its probability'
 	@echo '      $(BIN)/transduce inspect "Das ist gut." --html out.html   what every head looks at'
+	@echo '      $(BIN)/pip install -e .[serve]; $(BIN)/transduce serve     a page that translates as you type, and an API'
 	@echo '      $(BIN)/transduce evaluate run --source A --reference B    BLEU, chrF++ and TER, with their signatures'
 	@echo '      $(BIN)/transduce prepare tatoeba-40k --out prepared --stats   what is in the data'
 	@echo '      $(BIN)/transduce check-paper                              each setting beside the paper'

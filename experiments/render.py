@@ -9,6 +9,9 @@ A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`.
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
+import itertools
 import json
 import re
 import statistics
@@ -16,6 +19,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from transduce.serving.limits import Limits
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -170,7 +175,26 @@ def spread_of(values: Sequence[float], digits: int = 2) -> str:
     return f"{statistics.mean(values):.{digits}f}{spread}"
 
 
+def serve_limits() -> str:
+    """With what stands under each field."""
+    (fields,) = (node.body for node in ast.walk(ast.parse(inspect.getsource(Limits))) if isinstance(node, ast.ClassDef))
+    rows = []
+    for field, under in itertools.pairwise(fields):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            assert isinstance(under, ast.Expr)
+            assert isinstance(under.value, ast.Constant)
+            name, said = field.target.id, " ".join(str(under.value.value).split())
+            rows.append(
+                [
+                    f"`{name}`: {said[0].lower()}{said[1:].rstrip('.')}",
+                    f"{getattr(Limits(), name):,}".removesuffix(".0"),
+                ]
+            )
+    return table(["limit", "default"], rows)
+
+
 TABLES = {
+    "serve-limits": serve_limits,
     "train-speed-cpu": train_speed_cpu,
     "train-speed-gpu": train_speed_gpu,
     "translate-speed-cpu": translate_speed_cpu,

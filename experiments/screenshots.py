@@ -1,36 +1,88 @@
-"""The picture of the inspector in the README, by the model that comes along: python -m experiments.screenshots"""
+"""The pictures of the inspector and of the server's page in the README, by the model that comes along:
+python -m experiments.screenshots"""
 
 from __future__ import annotations
 
 import argparse
 import shutil
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from transduce import Translator
 from transduce.insight.attention import inspect
 from transduce.insight.page import to_page
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, ViewportSize
+
 SENTENCE = "Tom hat gestern ein neues Auto gekauft, weil das alte kaputt war."
-OUT = Path(__file__).parent.parent / "docs" / "inspector.png"
-WIDTH, HEIGHT, SCALE = 1180, 1410, 1.1
+WIDTH = 1180
+DOCS = Path(__file__).parent.parent / "docs"
+Scheme = Literal["light", "dark"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, default=DOCS, help="a folder")
     parser.add_argument("--scheme", choices=["light", "dark"], default="light")
+    parser.add_argument("--only", choices=["inspector", "serve"])
     arguments = parser.parse_args()
-    records = list(inspect(Translator.load(device="cpu"), [SENTENCE]))
-    with tempfile.TemporaryDirectory() as folder:
+    translator = Translator.load(device="cpu")
+    for name, take in {"inspector": of_the_inspector, "serve": of_the_server}.items():
+        if arguments.only in (None, name):
+            out = arguments.out / f"{name}.png"
+            take(translator, out, arguments.scheme)
+            print(f"{out}: {out.stat().st_size / 1000:.0f} kB")
+
+
+def of_the_inspector(translator: Translator, out: Path, scheme: Scheme) -> None:
+    records = list(inspect(translator, [SENTENCE]))
+    with tempfile.TemporaryDirectory() as folder, browsing(1410, 1.1, scheme) as tab:
         page = Path(folder) / "inspector.html"
         page.write_text(to_page(records, "tatoeba-de-en", "de-en"), encoding="utf-8")
-        photograph(page, arguments.out, arguments.scheme)
-    print(f"{arguments.out}: {arguments.out.stat().st_size / 1000:.0f} kB")
+        tab.goto(page.as_uri())
+        tab.wait_for_selector("[data-drawn=all]")
+        save(tab, out)
 
 
-def photograph(page: Path, out: Path, scheme: str) -> None:
-    from PIL import Image
+def of_the_server(translator: Translator, out: Path, scheme: Scheme) -> None:
+    with serving(translator) as address, browsing(1000, 1.4, scheme) as tab:
+        tab.goto(address)
+        tab.locator("#text").fill(SENTENCE)
+        tab.locator("#output .word", has_text="broke").click()
+        tab.mouse.move(0, 0)
+        tab.wait_for_timeout(500)
+        save(tab, out)
+
+
+@contextmanager
+def serving(translator: Translator) -> Iterator[str]:
+    from transduce.serving.app import make_app
+    from transduce.serving.guard import Access
+    from transduce.serving.limits import Limits
+    from transduce.serving.server import listen, make_server
+    from transduce.serving.service import Service
+
+    service = Service({"model": translator}, Limits())
+    server = make_server(make_app(service, Access(), lambda values: None), service)
+    with listen("127.0.0.1", 0) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        service.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+            service.batcher.close()
+
+
+@contextmanager
+def browsing(height: int, scale: float, scheme: Scheme) -> Iterator[Page]:
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium")
@@ -38,15 +90,15 @@ def photograph(page: Path, out: Path, scheme: str) -> None:
         raise SystemExit("chromium is missing: apt-get install chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        tab = browser.new_page(
-            viewport={"width": WIDTH, "height": HEIGHT},
-            device_scale_factor=SCALE,
-            color_scheme="dark" if scheme == "dark" else "light",
-        )
-        tab.goto(page.as_uri())
-        tab.wait_for_selector("[data-drawn=all]")
-        tab.screenshot(path=out)
+        viewport: ViewportSize = {"width": WIDTH, "height": height}
+        yield browser.new_page(viewport=viewport, device_scale_factor=scale, color_scheme=scheme)
         browser.close()
+
+
+def save(tab: Page, out: Path) -> None:
+    from PIL import Image
+
+    tab.screenshot(path=out)
     Image.open(out).convert("RGB").save(out, optimize=True)
 
 

@@ -31,12 +31,14 @@ ORDER = [
     {"translate"},
     {"records", "evaluate", "training", "interop"},
     {"paper", "insight"},
+    {"serving"},
     {"show"},
     {"cli"},
     {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
-ONLY_INSIDE_FUNCTIONS = {"fastapi", "uvicorn", "matplotlib", "ctranslate2", "onnx", "onnxruntime", "ray", "tensorboard"}
+ONLY_INSIDE_FUNCTIONS = {"fastapi", "starlette", "uvicorn", "python_multipart"}
+ONLY_INSIDE_FUNCTIONS |= {"matplotlib", "ctranslate2", "onnx", "onnxruntime", "ray", "tensorboard"}
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
 

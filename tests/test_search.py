@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.primes import prime_config
+from tests.primes import prime_config, random_model
 from transduce import DecodeConfig, Transformer, greedy
 from transduce.decoding import (
     Beams,
@@ -422,6 +422,32 @@ def test_the_best_of_few_are_the_best_of_all_or_are_not_told() -> None:
         for name in ("parent_BK", "token_BK"):
             assert torch.equal(getattr(found, name)[goes_on_BK], getattr(expected, name)[goes_on_BK]), (seed, name)
     assert 60 < n_told < 180
+
+
+@pytest.mark.parametrize("longest", [None, 20], ids=["no longest", "a longest"])
+def test_what_is_withdrawn_leaves_and_changes_nothing_for_the_others(longest: int | None) -> None:
+    """Of 40, every third is withdrawn after as many turns as its number: the last of them are over by then."""
+    model, chance = random_model(CONFIG), random.Random(3)
+    sentences = [Sentence(i, [*chance.choices(range(3, 37), k=chance.randint(1, 15)), END]) for i in range(40)]
+    settings = DecodeConfig(beam_size=3, n_best=2, max_extra_tokens=4)
+    undisturbed = by_number(search(model, CONFIG, sentences, settings, batch_size=8, longest=longest))
+    n_turns, in_turn = dict.fromkeys(range(40), 0), []
+
+    def withdrawn(running: Sequence[Sentence]) -> list[int]:
+        in_turn.append(len(running))
+        for sentence in running:
+            n_turns[sentence.number] += 1
+        return [place for place, s in enumerate(running) if s.number % 3 == 0 and n_turns[s.number] >= s.number]
+
+    found = by_number(search(model, CONFIG, sentences, settings, batch_size=8, longest=longest, withdrawn=withdrawn))
+    left = undisturbed.keys() - found.keys()
+    assert {i % 3 for i in left} == {0}
+    assert 3 < len(left) < 14, "some withdrew too late"
+    for number, hypotheses in found.items():
+        assert [h.ids for h in hypotheses] == [h.ids for h in undisturbed[number]]
+        assert [h.score for h in hypotheses] == pytest.approx([h.score for h in undisturbed[number]])
+    assert max(in_turn) <= 8
+    assert not list(search(model, CONFIG, sentences, settings, batch_size=8, withdrawn=lambda of: range(len(of))))
 
 
 def test_where_nothing_may_be_said_nothing_is() -> None:

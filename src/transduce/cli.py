@@ -667,6 +667,81 @@ def evaluate_command(
         print(f"transduce: {model} cannot be written, so its card does not have these scores", file=sys.stderr)
 
 
+@app.command("serve")
+def serve_command(
+    models: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[MODEL]...", help="Model folders, or runs. When not given: what comes along."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 5000,
+    token_file: Annotated[Path | None, typer.Option(help="A file with the token that clients must send.")] = None,
+    without_token: Annotated[
+        bool, typer.Option("--without-token", help="Let all who reach another address than loopback ask.")
+    ] = False,
+    limit: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Change one limit, such as characters. Repeatable.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A name of this server, beside localhost. Repeatable.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="Let pages from there ask, by CORS. Repeatable.")
+    ] = None,
+    trust_proxy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ADDRESS", help="Believe this proxy's X-Forwarded-For. Repeatable."),
+    ] = None,
+    log_text: Annotated[bool, typer.Option("--log-text", help="Write texts and translations into the log.")] = False,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Requests never share a batch: slower, to see what sharing is worth.")
+    ] = False,
+    beam: Beam = None,
+    batch_size: BatchSize = 64,
+    device: Device = None,
+    precision: Precision = "float32",
+    threads: Threads = None,
+    settings: Settings = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line for each request.")] = False,
+) -> None:
+    """Serve translations over HTTP, by LibreTranslate's API. Ctrl-C or SIGTERM: what was accepted is answered first.
+
+    Examples:
+
+      transduce serve                                             (by the model that comes along)
+
+      transduce serve run-de-en run-en-de --port 8080 --dtype int8
+
+      transduce serve run --host 0.0.0.0 --token-file token --limit characters=20000
+    """
+    try:
+        import fastapi  # noqa: F401
+        import python_multipart  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'transduce[serve]'") from None
+    import torch
+
+    from transduce.checkpoint import BUNDLED
+    from transduce.serving.guard import Access
+    from transduce.serving.limits import Limits
+    from transduce.serving.server import check_address, read_token, serve
+    from transduce.serving.service import Service
+
+    limits = Limits().changed(limit or [])
+    refuse_together({"--token-file": token_file, "--without-token": without_token or None})
+    token = read_token(token_file) if token_file is not None else None
+    check_address(host, token, without_token=without_token)
+    translators = {
+        str(path): load_translator(path, {"beam_size": beam}, settings or [], device, precision, threads, batch_size)
+        for path in models or [BUNDLED]
+    }
+    is_cpu = all(translator.device.type == "cpu" for translator in translators.values())
+    service = Service(translators, limits, n_workers=torch.get_num_threads() if is_cpu else 1, alone=alone)
+    access = Access(token, tuple(allow_host or ()), tuple(allow_origin or ()))
+    serve(service, access, host, port, proxies=trust_proxy or [], log_text=log_text, quiet=quiet)
+
+
 @app.command("runs")
 def runs_command(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold them.")],

@@ -55,6 +55,10 @@ class Queue(Protocol):
         """The next; None where there is none now, and when it was waited for: where there will be none."""
 
 
+Withdrawn = Callable[[Sequence["Sentence"]], Iterable[int]]
+"""Asked once a turn: the places, among those that run or are over, of those that nobody wants any more."""
+
+
 class Sentence(NamedTuple):
     """What is to be translated."""
 
@@ -448,11 +452,13 @@ def search(
     batch_tokens: int = 4096,
     longest: int | None = None,
     device: torch.device | str = "cpu",
+    withdrawn: Withdrawn | None = None,
 ) -> Iterator[tuple[Sentence, list[Hypothesis]]]:
     """Each sentence with its hypotheses, the best first, as they are found: in no order.
 
     At most `batch_size` are searched at a time, and fewer where they would hold more than `batch_tokens` source
-    positions, padding counted. `longest`: no translation has more tokens, however long its source.
+    positions, padding counted. `longest`: no translation has more tokens, however long its source. What is `withdrawn`
+    leaves without a word.
     """
     device = torch.device(device)
     rules = (rules or free(config)).to(device)
@@ -485,6 +491,8 @@ def search(
             found = harvest(beams.select(torch.tensor(over, device=device)), settings)
             yield from zip([running[i] for i in over], found, strict=True)
             gone = [*gone, *over]  # the first of them is the first to be followed: none grows for long
+        if withdrawn is not None:
+            gone = [*gone, *sorted(set(withdrawn(running)).difference(gone))]
         # Where positions end, nobody may go on past their own.
         if len(gone) > (len(running) // 2 if longest is None else 0):
             stay = sorted(set(range(len(running))).difference(gone))

@@ -22,7 +22,7 @@ from transduce.alignment import Link, n_words
 from transduce.checkpoint import BUNDLED, AlignmentHeads, Origin, load_model, load_origin, model_folder
 from transduce.config import DecodeConfig, RunConfig
 from transduce.data.subword import SUBWORDS, Subwords
-from transduce.decoding import Hypothesis, Queue, Sentence, Stepper, search
+from transduce.decoding import Hypothesis, Queue, Sentence, Stepper, Withdrawn, search
 from transduce.errors import ConfigError, ModelFolderError
 from transduce.explain import Explained, Token, explain
 from transduce.fast.cpu import keep_memory
@@ -97,6 +97,14 @@ class _Line:
     @property
     def is_done(self) -> bool:
         return len(self.found) == len(self.segments)
+
+    def sentences(self, first: int, eos_id: int) -> list[Sentence]:
+        """One for each segment, numbered from the first."""
+        prefixes = [self.prefix, *[[]] * len(self.ids)]
+        return [
+            Sentence(number, [*self.tag, *ids, eos_id], prefix)
+            for number, (ids, prefix) in enumerate(zip(self.ids, prefixes, strict=False), first)
+        ]
 
 
 class Translator:
@@ -199,8 +207,7 @@ class Translator:
         """As `stream`, and of each part of a line the pass along its translation that the details are from."""
         with contextlib.closing(self._found(texts, to, prefix)) as lines:
             for line in lines:
-                parts = list(self._explain(line))
-                yield self._finish(line, parts), parts
+                yield self.finish_explained(line)
 
     def _found(self, texts: Iterable[str], to: str | None, prefix: str) -> Generator[_Line, None, None]:
         lines = _Lines(self, texts, self.tag_for(to), self.encode_prefix(prefix))
@@ -231,13 +238,35 @@ class Translator:
     def _search_one(
         self, sentences: Iterable[Sentence] | Queue, stop: threading.Event | None = None
     ) -> Iterator[Found]:
-        # A wide beam takes more memory for each sentence, so fewer go side by side.
-        batch_size = max(1, self.batch_size * USUAL_BEAM // max(USUAL_BEAM, self.settings.n_hypotheses))
-        stepper = self.stepper if stop is None else _Stoppable(self.stepper, stop)
+        return self.search(sentences, stepper=self.stepper if stop is None else _Stoppable(self.stepper, stop))
+
+    def search(
+        self,
+        sentences: Iterable[Sentence] | Queue,
+        settings: DecodeConfig | None = None,
+        *,
+        stepper: Stepper[Any] | None = None,
+        withdrawn: Withdrawn | None = None,
+    ) -> Iterator[Found]:
+        """What `prepare` has made into sentences, for whoever feeds the search; `finish` makes text of it again."""
+        settings = settings or self.settings
+        batch_size = self.n_side_by_side(settings)
         return search(
-            stepper, self.config.model, sentences, self.settings, self.rules, batch_size=batch_size,
+            stepper or self.stepper, self.config.model, sentences, settings, self.rules, batch_size=batch_size,
             batch_tokens=batch_size * TOKENS_PER_SENTENCE, longest=self.longest_output, device=self.device,
+            withdrawn=withdrawn,
         )  # fmt: skip
+
+    def n_side_by_side(self, settings: DecodeConfig) -> int:
+        """A wide beam takes more memory for each sentence, so fewer are searched together."""
+        return max(1, self.batch_size * USUAL_BEAM // max(USUAL_BEAM, settings.n_hypotheses))
+
+    def finish(self, line: _Line) -> Translation:
+        return self._finish(line, None)
+
+    def finish_explained(self, line: _Line) -> tuple[Translation, list[Explained]]:
+        parts = list(self._explain(line))
+        return self._finish(line, parts), parts
 
     def tag_for(self, to: str | None) -> list[int]:
         """What a source must begin with to be translated into that language."""
@@ -480,12 +509,10 @@ class _Lines:
         line = self.translator.prepare(text, self.tag, self.prefix)
         self.lines[self.n_lines] = line
         self.n_lines += 1
-        for place, ids in enumerate(line.ids):
-            source = [*line.tag, *ids, self.translator.config.model.eos_id]
-            prefix = line.prefix if place == 0 else []
-            self.sentences.append(Sentence(self.n_sentences, source, prefix))
-            self.places[self.n_sentences] = line, place
-            self.n_sentences += 1
+        for place, sentence in enumerate(line.sentences(self.n_sentences, self.translator.config.model.eos_id)):
+            self.sentences.append(sentence)
+            self.places[sentence.number] = line, place
+        self.n_sentences += len(line.ids)
 
     def put(self, number: int, hypotheses: list[Hypothesis]) -> None:
         line, place = self.places.pop(number)

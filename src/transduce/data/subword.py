@@ -137,6 +137,11 @@ class Subwords:
         pieces: list[str] = self._processor.id_to_piece(list(ids))
         return pieces
 
+    def id_of(self, piece: str) -> int | None:
+        """None where there is no such piece."""
+        i = int(self._processor.piece_to_id(piece))
+        return None if i == self._processor.unk_id() else i
+
     def is_special(self, i: int) -> bool:
         """Whether an id stands for no text: a mark, a tag, the unknown."""
         return bool(self._processor.is_control(i) or self._processor.is_unknown(i))

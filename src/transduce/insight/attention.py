@@ -165,10 +165,17 @@ def inspect(
 ) -> Iterator[AttentionRecord]:
     """A record for each text that is not blank; several for one that is too long to be translated at once."""
     found = translator.explain(list(texts), to, prefix=prefix)
-    n_tags = len(translator.tag_for(to))
     for text, (translation, parts) in zip(texts, found, strict=True):
-        for number, part in enumerate(parts, 1):
-            yield _record(translator, text, translation, part, (number, len(parts)), n_tags)
+        yield from records_of(translator, text, translation, parts, to)
+
+
+def records_of(
+    translator: Translator, text: str, translation: Translation, parts: Sequence[Explained], to: str | None
+) -> Iterator[AttentionRecord]:
+    """Of a text that was translated and explained already."""
+    n_tags = len(translator.tag_for(to))
+    for number, part in enumerate(parts, 1):
+        yield _record(translator, text, translation, part, (number, len(parts)), n_tags)
 
 
 def _record(

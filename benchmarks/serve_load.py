@@ -1,0 +1,280 @@
+"""What the server holds: requests a second and how long they take, alone and together, under abuse and for long.
+
+    python benchmarks/serve_load.py --quick                      # every part, within two minutes
+    python benchmarks/serve_load.py --part clients --out F       # or abuse, or soak
+
+clients: 1, 8 and 64 clients who each ask again as soon as they are answered, one held-out sentence at a time, of a
+server whose requests share batches and of one whose requests do not (--alone), in turns; beside them the same sentences
+by `Translator` in bulk, batch 64, the same threads. abuse: how long honest clients wait while another sends requests a
+second over the limits and bodies that never end, beside how long they wait without him. soak: resident memory after a
+warm-up and after so many requests more.
+Servers and clients are processes of their own on one machine: clients take time that the servers then lack.
+"""
+
+# ruff: noqa: E402  # the path must be set before what lies on it is imported
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+sys.path[:0] = [str(Path(__file__).parents[1])]  # so that it can be run as a file too
+
+import httpx
+import torch
+import typer
+
+from benchmarks.turns import Worker
+from experiments.passport import passport, write_result
+from transduce import Translator
+from transduce.checkpoint import BUNDLED_MODEL, find_model
+from transduce.evaluate import read_text
+
+PARTS = ("clients", "abuse", "soak")
+CLIENTS = (1, 8, 64)
+WARM_UP = 50
+NO_RATE = ("client_rate=1e6", "client_burst=1000000", "client_connections=1000")
+"""All clients are of one address here, and what is measured is not how often one may come."""
+HONEST, ABUSER = "127.0.0.1", "127.0.0.9"
+ABUSE_RATE = 50
+"""Requests a second: one who is over a limit and one whose body never ends, in turns."""
+
+
+# In the process of the clients
+
+
+class Load(NamedTuple):
+    url: str
+    texts: list[str]
+    n_clients: int
+    n_requests: int
+    abuse: bool
+
+
+async def ask_all(load: Load) -> dict[str, Any]:
+    """Of so many requests, how long each took and its code; how long all took."""
+    numbers = itertools.count()
+    seconds: list[float] = []
+    codes: Counter[str] = Counter()
+
+    async def client(session: httpx.AsyncClient) -> None:
+        while (n := next(numbers)) < load.n_requests:
+            asked = {"q": load.texts[n % len(load.texts)], "source": "de", "target": "en"}
+            began = time.perf_counter()
+            answer = await session.post(f"{load.url}/translate", json=asked)
+            seconds.append(time.perf_counter() - began)
+            codes[str(answer.status_code)] += 1
+
+    abuser = asyncio.create_task(abuse(load.url, codes)) if load.abuse else None
+    bounds = httpx.Limits(max_connections=load.n_clients, max_keepalive_connections=load.n_clients)
+    async with httpx.AsyncClient(timeout=120, limits=bounds) as session:
+        began = time.perf_counter()
+        await asyncio.gather(*(client(session) for _ in range(load.n_clients)))
+        total = time.perf_counter() - began
+    if abuser is not None:
+        abuser.cancel()
+    return {"seconds": seconds, "codes": dict(codes), "total": total}
+
+
+async def abuse(url: str, codes: Counter[str]) -> None:
+    """From an address of its own, at a steady rate, without waiting for answers."""
+    host, port = url.removeprefix("http://").split(":")
+    head = b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
+    long = json.dumps({"q": "Das ist gut. " * 5000, "source": "de", "target": "en"}).encode()
+    sent = [head + str(len(long)).encode() + b"\r\n\r\n" + long, head + b'90000\r\n\r\n{"q": "']
+
+    async def one(data: bytes) -> None:
+        try:
+            reader, writer = await asyncio.open_connection(host, int(port), local_addr=(ABUSER, 0))
+            writer.write(data)
+            line = await reader.readline()
+            codes[f"abuser {line[9:12].decode() or 'closed'}"] += 1
+            writer.close()
+        except OSError:
+            codes["abuser closed"] += 1
+
+    tasks = set()
+    for n in itertools.count():
+        task = asyncio.create_task(one(sent[n % 2]))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        await asyncio.sleep(1 / ABUSE_RATE)
+
+
+def work() -> None:
+    sys.stdin.readline()  # the task, which is empty
+    for line in sys.stdin:
+        print(json.dumps(asyncio.run(ask_all(Load(**json.loads(line))))), flush=True)
+
+
+# Beside them
+
+
+@contextmanager
+def server(threads: int, precision: str, *flags: str) -> Iterator[tuple[str, int]]:
+    """Its address and the number of its process."""
+    command = [sys.executable, "-m", "transduce", "serve", "--port", "0", "--quiet", "--device", "cpu"]
+    command += ["--threads", str(threads), "--dtype", precision, *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            line = process.stderr.readline()
+            while line and not line.startswith("serving at "):
+                line = process.stderr.readline()
+            yield line.split()[-1], process.pid
+        finally:
+            process.terminate()
+
+
+def limits(*settings: str) -> list[str]:
+    return [word for setting in settings for word in ("--limit", setting)]
+
+
+def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Over rounds: requests a second of each, and how long requests of all took."""
+    seconds = sorted(second for one in found for second in one["seconds"])
+    codes = sum((Counter(one["codes"]) for one in found), Counter())
+    return {
+        "per_second": [len(one["seconds"]) / one["total"] for one in found],
+        "p50_ms": 1e3 * seconds[len(seconds) // 2],
+        "p99_ms": 1e3 * seconds[min(len(seconds) - 1, len(seconds) * 99 // 100)],
+        "codes": dict(codes),
+    }
+
+
+def told(name: str, of: dict[str, Any]) -> None:
+    print(f"{name:38} {statistics.median(of['per_second']):8.1f} requests/s   p50 {of['p50_ms']:7.1f} ms   "
+          f"p99 {of['p99_ms']:7.1f} ms   {of['codes']}", flush=True)  # fmt: skip
+
+
+class Bench(NamedTuple):
+    texts: list[str]
+    threads: int
+    precision: str
+    rounds: int
+    n_requests: int
+    load: Worker
+
+    def ask(self, url: str, n_clients: int, n_requests: int, *, with_abuse: bool = False) -> dict[str, Any]:
+        found = self.load.ask(Load(url, self.texts, n_clients, n_requests, with_abuse)._asdict())
+        assert found is not None, "the clients have died"
+        return found  # type: ignore[no-any-return]
+
+    def clients(self) -> dict[str, Any]:
+        flags = limits(*NO_RATE)
+        found: dict[str, dict[str, list[Any]]] = {"together": {}, "alone": {}}
+        bulk: list[float] = []
+        with server(self.threads, self.precision, *flags) as (together, _), \
+                server(self.threads, self.precision, "--alone", *flags) as (alone, _):  # fmt: skip
+            urls = {"together": together, "alone": alone}
+            for url in urls.values():
+                self.ask(url, 8, WARM_UP)
+            for _ in range(self.rounds):
+                bulk.append(self.bulk())
+                for (way, url), n in itertools.product(urls.items(), CLIENTS):
+                    share = self.n_requests if n > 1 else max(20, self.n_requests // 4)
+                    found[way].setdefault(str(n), []).append(self.ask(url, n, share))
+        result = {way: {n: summary(of) for n, of in by.items()} for way, by in found.items()}
+        for way, by in result.items():
+            for n_clients, of in by.items():
+                told(f"{n_clients} clients, {way}", of)
+        print(f"{'in bulk, batch 64':38} {statistics.median(bulk):8.1f} sentences/s", flush=True)
+        best = {way: statistics.median(result[way]["64"]["per_second"]) for way in result}
+        print(f"64 clients: together over alone {best['together'] / best['alone']:.2f}, "
+              f"over bulk {best['together'] / statistics.median(bulk):.2f}", flush=True)  # fmt: skip
+        return {**result, "bulk_per_second": bulk}
+
+    def bulk(self) -> float:
+        """In a process of its own, so that its threads do not linger beside the servers."""
+        code = (
+            "import sys, json, time, torch; from transduce import Translator; "
+            "task = json.load(sys.stdin); torch.set_num_threads(task['threads']); "
+            "t = Translator.load(device='cpu', batch_size=64, precision=task['precision']); "
+            "t.translate(task['texts'][:64]); began = time.perf_counter(); t.translate(task['texts']); "
+            "print(len(task['texts']) / (time.perf_counter() - began))"
+        )
+        texts = [self.texts[i % len(self.texts)] for i in range(self.n_requests)]
+        task = json.dumps({"threads": self.threads, "precision": self.precision, "texts": texts})
+        done = subprocess.run([sys.executable, "-c", code], input=task, check=True, capture_output=True, text=True)
+        return float(done.stdout)
+
+    def abuse(self) -> dict[str, Any]:
+        """Eight honest clients, whose own rate is not bounded; the other is bounded by all the defaults."""
+        found: dict[str, list[Any]] = {"quiet": [], "beside an abuser": []}
+        # A rate that honest clients do not reach here would also bound the abuser; what is over other limits is what
+        # he sends, so the rate is lifted for all: this is the harder case.
+        with server(self.threads, self.precision, *limits(*NO_RATE[:2])) as (url, _):
+            self.ask(url, 8, WARM_UP)
+            for _, name in itertools.product(range(self.rounds), found):
+                found[name].append(self.ask(url, 8, self.n_requests, with_abuse=name != "quiet"))
+        result = {name: summary(of) for name, of in found.items()}
+        for name, of in result.items():
+            told(f"8 honest clients, {name}", of)
+        print(f"p99 {result['beside an abuser']['p99_ms'] / result['quiet']['p99_ms']:.2f} times the quiet one")
+        return result
+
+    def soak(self, n_requests: int) -> dict[str, Any]:
+        with server(self.threads, self.precision, *limits(*NO_RATE)) as (url, process):
+            self.ask(url, 64, max(WARM_UP, n_requests // 5))
+            sizes = [resident(process)]
+            for _ in range(10):
+                self.ask(url, 64, n_requests // 10)
+                sizes.append(resident(process))
+        growth = (sizes[-1] - sizes[0]) / sizes[0]
+        print(f"resident memory {sizes[0]:.0f} MB after warm-up, {sizes[-1]:.0f} MB {n_requests} requests later "
+              f"({100 * growth:+.1f} %)", flush=True)  # fmt: skip
+        return {"n_requests": n_requests, "resident_mb": sizes, "growth": growth}
+
+
+def resident(process: int) -> float:
+    """MB, as Linux tells it."""
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise SystemExit("resident memory is read from /proc, which is not here")
+
+
+def main(
+    part: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PARTS)}; all when not given.")] = None,
+    threads: Annotated[int, typer.Option(help="Of a server, and in bulk.")] = torch.get_num_threads(),
+    dtype: Annotated[str, typer.Option(metavar="float32|int8")] = "float32",
+    requests: Annotated[int, typer.Option(help="Of a round.")] = 1000,
+    rounds: int = 3,
+    soak: Annotated[int, typer.Option(help="Requests of the soak, after its warm-up.")] = 50_000,
+    quick: Annotated[bool, typer.Option(help="Fewer requests, one round.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
+    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
+) -> None:
+    if worker:
+        work()
+        return
+    chosen = part or list(PARTS)
+    if unknown := set(chosen) - set(PARTS):
+        raise SystemExit(f"--part {unknown.pop()} is none of {', '.join(PARTS)}")
+    folder = find_model(Path(BUNDLED_MODEL))
+    texts = read_text(folder / "heldout.de.xz")[:1000]
+    load = Worker(__file__, {})
+    bench = Bench(texts, threads, dtype, 1 if quick else rounds, 150 if quick else requests, load)
+    result: dict[str, Any] = {"benchmark": "serve_load", "model": folder.name, "dtype": dtype, "threads": threads,
+                              "requests": bench.n_requests}  # fmt: skip
+    try:
+        for name in chosen:
+            result[name] = bench.soak(500 if quick else soak) if name == "soak" else getattr(bench, name)()
+    finally:
+        load.end()
+    if out is not None:
+        write_result(out, result | passport(Translator.load(folder, device="cpu").config, "cpu"))
+
+
+if __name__ == "__main__":
+    typer.run(main)
