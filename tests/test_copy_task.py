@@ -12,9 +12,8 @@ from experiments.copy_task import LONGEST, Task, copy_task, draw, evaluate, trai
 from transduce import RunConfig
 
 
-@pytest.mark.parametrize(
-    "task", [Task.copy, *(pytest.param(t, marks=pytest.mark.slow) for t in (Task.reverse, Task.reorder))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("task", list(Task))
 def test_the_task_is_learnt_to_a_perfect_score(task: Task) -> None:
     losses: list[float] = []
     config = copy_task()
