@@ -476,6 +476,7 @@ def test_a_search_gets_no_wider_than_those_in_it() -> None:
     assert beams.select(torch.tensor([], dtype=torch.long)).token_BKT.shape == (0, 2, 0)
 
 
+@pytest.mark.slow
 def test_draws_have_the_models_probabilities_and_depend_on_seed_and_sentence_alone() -> None:
     model = ScriptedModel({(): {A: 0.5, B: 0.3, C: 0.2}})
     n = 4000

@@ -34,6 +34,7 @@ def is_one_line(data: bytes) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_the_automaton_knows_every_short_string_of_bytes() -> None:
     """All of one and two bytes, and three and four with each end of each range of UTF-8's table."""
     edges = [0x00, 0x0A, 0x41, 0x7F, 0x80, 0x85, 0x8F, 0x90, 0x9F, 0xA0, 0xA8, 0xA9, 0xAA, 0xBF, 0xC0, 0xC2]

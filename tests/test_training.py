@@ -649,6 +649,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(tmp_path: Path, prepared_fol
     assert request["settings"][-1] == "train.checkpoint_steps=1000"
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one_with_twice_the_passes(tmp_path: Path, prepared_folder: Path) -> None:
     """Dropout on: which rank has a micro-batch does not change what is dropped in it. Sums differ in their order."""
     one, two = tmp_path / "one", tmp_path / "two"
