@@ -209,10 +209,8 @@ class Bench(NamedTuple):
         return float(done.stdout)
 
     def abuse(self) -> dict[str, Any]:
-        """Eight honest clients, whose own rate is not bounded; the other is bounded by all the defaults."""
+        """Eight honest clients. The rate is lifted, or it would refuse the abuser first: this is the harder case."""
         found: dict[str, list[Any]] = {"quiet": [], "beside an abuser": []}
-        # A rate that honest clients do not reach here would also bound the abuser; what is over other limits is what
-        # he sends, so the rate is lifted for all: this is the harder case.
         with server(self.threads, self.precision, *limits(*NO_RATE[:2])) as (url, _):
             self.ask(url, 8, WARM_UP)
             for _, name in itertools.product(range(self.rounds), found):
