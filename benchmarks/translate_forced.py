@@ -242,17 +242,16 @@ def measure(workers: dict[str, Worker], question: dict[str, Any], rounds: int, d
     found: dict[str, Any] = {"per_second": speeds, "batch": batch, "ratio": ratio(speeds[ours], speeds[theirs])}
     if device == "cpu":
         return found | {"over_hugging_face": ratio(speeds[ours], speeds[f"{HF} (float32)"])}
-    alone = {"lengths": [length for length in question["lengths"] if length == 27][:10], "beam": 1, "batch": 1}
+    usual = statistics.median_low(question["lengths"])
+    alone = {"lengths": [usual] * 10, "beam": 1, "batch": 1}
     milliseconds: dict[str, list[float]] = {name: [] for name in workers}
     for _ in range(rounds + 1):
         for name, one in workers.items():
             milliseconds[name].append(1000 / per_second(one, alone))
     for name, of in milliseconds.items():
         of.pop(0)  # to warm up
-        print(
-            f"{name:26} {statistics.median(of):8.1f} ms a sentence of 27 tokens, greedy ({min(of):.1f}-{max(of):.1f})"
-        )
-    return found | {"milliseconds_alone_greedy": milliseconds}
+        print(f"{name:26} {statistics.median(of):8.1f} ms for {usual} tokens, greedy ({min(of):.1f}-{max(of):.1f})")
+    return found | {"milliseconds_alone_greedy": milliseconds, "tokens_alone": usual}
 
 
 def best_batch(worker: Worker, question: dict[str, Any], device: str, batches: Sequence[int]) -> int:

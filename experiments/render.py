@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from transduce.insight.ablation import Part
 from transduce.serving.limits import Limits
 
 ROOT = Path(__file__).parents[1]
@@ -153,10 +154,7 @@ def ablation() -> str:
     )
     rows = []
     for part in [*heads[:4], *heads[-2:]]:
-        name = (
-            f"{part['stack']} layer {part['layer'] + 1}, {part['attention'].replace('_', '-')}, head {part['head'] + 1}"
-        )
-        cells = [name.replace("memory-", "memory ")]
+        cells = [Part(*(part[field] for field in Part._fields)).name]
         for score, form in (
             ("BLEU", "{:+.1f} ({:+.1f} to {:+.1f})"),
             ("loss per token", "{:+.3f} ({:+.3f} to {:+.3f})"),

@@ -954,11 +954,8 @@ def figures_command(
 def load_to_look_inside(
     model: Path | None, settings: list[str], device: str | None, threads: int | None, quiet: bool, **flags: Any
 ) -> Translator:
-    from transduce.checkpoint import BUNDLED, BUNDLED_MODEL
-
-    if model is None and not quiet:
-        print(f"of {BUNDLED_MODEL}, which comes along and knows short German sentences", file=sys.stderr)
-    return load_translator(model or BUNDLED, flags, settings, device, "float32", threads, 64)
+    path = bundled_model(quiet) if model is None else model
+    return load_translator(path, flags, settings, device, "float32", threads, 64)
 
 
 def read_config(name: str) -> RunConfig:

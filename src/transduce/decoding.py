@@ -498,7 +498,7 @@ def search(
             stay = sorted(set(range(len(running))).difference(gone))
             left = torch.tensor(stay, dtype=torch.long, device=device)
             running, gone = [running[i] for i in stay], []
-            beams, state = beams.select(left), state.select(_rows_of(left, n_kept), left)
+            beams, state = beams.select(left), state.select(rows_of_sentences(left, n_kept), left)
 
 
 def turn(stepper: Stepper[S], beams: Beams, state: S, how: How) -> tuple[Beams, S, list[bool]]:
@@ -517,7 +517,7 @@ def rows_of(parent_BK: Tensor) -> Tensor:
     return (torch.arange(0, n * n_kept, n_kept, device=parent_BK.device)[:, None] + parent_BK).flatten()
 
 
-def _rows_of(sentences_B: Tensor, n_kept: int) -> Tensor:
+def rows_of_sentences(sentences_B: Tensor, n_kept: int) -> Tensor:
     """All rows of some sentences."""
     return (sentences_B[:, None] * n_kept + torch.arange(n_kept, device=sentences_B.device)).flatten()
 
@@ -558,7 +558,7 @@ def put(state: S, places: Tensor, other: S, n: int, n_kept: int) -> S:
     if (own := getattr(state, "put", None)) is not None:
         return own(places, other)  # type: ignore[no-any-return]
     sentences_B = _after_them(n, places)
-    return state.join(other).select(_rows_of(sentences_B, n_kept), sentences_B)
+    return state.join(other).select(rows_of_sentences(sentences_B, n_kept), sentences_B)
 
 
 class _Waiting:

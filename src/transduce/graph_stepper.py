@@ -121,6 +121,10 @@ class Recording:
         )  # fmt: skip
         self._nobody_from(0)
         self.cells.hidden_BKC.fill_(-torch.inf)
+        # What a turn ends with has places of its own: what else it writes is room that other recordings write to.
+        self.after = Beams(**{f.name: getattr(self.beams, f.name).clone() for f in fields(beams)})
+        self.hidden_BKC, self.length_B = self.cells.hidden_BKC.clone(), self.cells.length_B.clone()
+        self.told = self.length_B.new_zeros(shape.n_sentences + 2)
         self.lent: dict[str, Callable[[], Tensor | None]] = {}
         """What a state has of these places, for as long as it has it."""
         self.n_needed = 0
@@ -149,14 +153,16 @@ class Recording:
         cells.take(cell_BK)
         x_RD = stepper.embed(self.beams.last_BK.flatten(), cells)
         self.peaks = stepper.peaks(stepper.decode(x_RD, cell_BK, cells, self.shape.n_source, self.shape.n_cells))
-        self.after, parent_BK = advance(self.beams, self.peaks, self.how, doubts)
-        is_over_B = self.after.is_over_B(self.how.settings)
+        after, parent_BK = advance(self.beams, self.peaks, self.how, doubts)
+        is_over_B = after.is_over_B(self.how.settings)
         # Those that are over go on until others come, and must not take ever more cells.
-        hidden_BKC = cells.select(rows_of(parent_BK)).hidden_BKC
-        self.hidden_BKC = hidden_BKC.masked_fill(is_over_B[:, None, None], -torch.inf)
-        self.length_B = cells.length_B + 1
-        n_needed = needed(self.hidden_BKC).sum(1).max()
-        self.told = torch.cat([is_over_B.long(), torch.stack([n_needed, torch.stack(doubts.noted or []).any().long()])])
+        hidden_BKC = cells.select(rows_of(parent_BK)).hidden_BKC.masked_fill(is_over_B[:, None, None], -torch.inf)
+        n_needed = needed(hidden_BKC).sum(1).max()
+        told = torch.cat([is_over_B.long(), torch.stack([n_needed, torch.stack(doubts.noted or []).any().long()])])
+        torch._foreach_copy_(
+            [*_tensors(self.after), self.hidden_BKC, self.length_B, self.told],
+            [*_tensors(after), hidden_BKC, cells.length_B + 1, told],
+        )
 
     def _nobody_from(self, n: int) -> None:
         self.n = n
@@ -204,12 +210,16 @@ class CudaRecorder:
         with torch.cuda.stream(stream):  # libraries set themselves up, which no graph can
             run()
         torch.cuda.current_stream().wait_stream(stream)
-        # All use the same memory: they never run at once, and what is still needed of one is still held.
+        # All use the same memory: they never run at once, and what comes out of one lies elsewhere.
         pool = next((other.pool() for other in self.graphs), None)
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             run()
         self.graphs.add(graph)
         return graph.replay
+
+
+def _tensors(beams: Beams) -> list[Tensor]:
+    return [getattr(beams, f.name) for f in fields(beams)]
 
 
 def _most(is_needed_BC: Tensor) -> int:

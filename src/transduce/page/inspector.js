@@ -720,5 +720,5 @@ window.Inspector = (() => {
       Inspector.mount(document.getElementById("inspector"), JSON.parse(records.textContent));
     });
   }
-  return { mount };
+  return { mount, make };
 })();

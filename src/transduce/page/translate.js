@@ -3,7 +3,7 @@
 "use strict";
 
 (() => {
-  const { make } = Words, { keeper, Failure, sentence, ask, pause } = Asking;
+  const { make } = Inspector, { keeper, Failure, sentence, ask, pause } = Asking;
   const BREAKS = /\r\n|[\n\r\v\f\u001c\u001d\u001e\u0085\u2028\u2029]/; // all that ends a line for the server
   const PAUSE = 250; // milliseconds without a key before anything is asked
   const SETTLED = 1500; // before a translation is worth remembering

@@ -3,19 +3,9 @@
 "use strict";
 
 window.Words = (() => {
+  const { make } = Inspector;
   const UNSURE = 0.5;
   const END = "</s>";
-
-  function make(tag, attributes = {}, ...children) {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) {
-      if (name === "text") element.textContent = value;
-      else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-      else element.setAttribute(name, value);
-    }
-    element.append(...children);
-    return element;
-  }
 
   const percent = (share) => (share < 0.0005 ? "< 0.1\u00a0%" : `${(100 * share).toFixed(1)}\u00a0%`);
   const plain = (piece) => piece.replace(/^\u2581/, "");
@@ -166,5 +156,5 @@ window.Words = (() => {
       make("span", { dir: "auto", lang }, ...words), make("small", { class: "note", text: likely })));
   }
 
-  return { make, wordsOf, sourceWords, line, panel, alternative };
+  return { wordsOf, sourceWords, line, panel, alternative };
 })();

@@ -3,6 +3,7 @@
 # Annotations of routes are looked at when they are made: they must be values here, not strings.
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transduce import __version__
@@ -117,6 +118,12 @@ def make_app(service: Service, access: Access, log: Callable[[dict[str, Any]], N
     )  # fmt: skip
 
 
+async def left(request: Any) -> None:
+    """Returns when nobody waits for an answer any more."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 def add_translation(app: "FastAPI", service: Service, *, log_text: bool) -> None:
     from fastapi.responses import JSONResponse
     from starlette.requests import Request
@@ -127,13 +134,8 @@ def add_translation(app: "FastAPI", service: Service, *, log_text: bool) -> None
     @app.post("/translate", responses=described(ANSWER, *REFUSALS), openapi_extra=asked, summary="Translate text")
     async def translate(request: Request) -> JSONResponse:
         question = read_question(request.state.fields, service.limits)
-
-        async def gone() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-
         note = request.state.note
-        answer = await service.answer(question, request.state.client, gone, note)
+        answer = await service.answer(question, request.state.client, partial(left, request), note)
         if log_text:
             note |= {"q": question.texts, **answer}
         return JSONResponse(answer)

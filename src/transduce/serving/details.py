@@ -10,6 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ from transduce.explain import Explained
 from transduce.insight.attention import records_of
 from transduce.insight.embed import POOLS, Pool, check_pool, embed
 from transduce.insight.page import for_page
-from transduce.serving.app import QUESTION, REFUSALS, TEXT, described
+from transduce.serving.app import QUESTION, REFUSALS, TEXT, described, left
 from transduce.serving.batcher import RETRY_SECONDS, Job, Way
 from transduce.serving.limits import Limits, Refusal
 from transduce.serving.question import Question, read_question
@@ -277,14 +278,10 @@ def add_details(app: "FastAPI", service: Service, *, log_text: bool) -> None:
 
     def add(path: str, work: Callable[..., Awaitable[bytes]], answer: Any, asked: dict[str, Any], summary: str) -> None:
         async def route(request: Request) -> Response:
-            async def gone() -> None:
-                while (await request.receive())["type"] != "http.disconnect":
-                    pass
-
             state = request.state
             if log_text:
                 state.note["q"] = state.fields.get("q")
-            found = await work(state.fields, state.client, gone, state.note)
+            found = await work(state.fields, state.client, partial(left, request), state.note)
             return Response(found, media_type="application/json")
 
         responses = described(answer, *REFUSALS)
