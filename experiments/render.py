@@ -93,6 +93,17 @@ def train_speed_gpu() -> str:
     return table(["target tokens a second, one H200", *sizes], rows)
 
 
+def time_to_loss() -> str:
+    """Of both programs: how long, and how many steps."""
+    rows = []
+    for corpus in ("Europarl", "Multi30k"):
+        found = result(f"benchmarks/results/time_to_loss_{corpus.lower()}_h200.json")
+        ours, theirs = (f"{of['seconds']:.1f} s, {of['steps']} steps" for of in (found["ours"], found["nn.Transformer"]))
+        rows.append([f"{corpus}, {found['size']}: {found['loss']:g}", ours, theirs, f"{found['ratio']:.1f}"])
+    head = ["a validation loss on one H200", "`transduce train`", "`nn.Transformer`, a plain loop", "times as soon"]
+    return table(head, rows)
+
+
 def translate_speed_cpu() -> str:
     found = result("benchmarks/results/translate_speed_small_cpu.json")
     kinds = list(found["per_second"])
@@ -195,6 +206,7 @@ TABLES = {
     "serve-limits": serve_limits,
     "train-speed-cpu": train_speed_cpu,
     "train-speed-gpu": train_speed_gpu,
+    "time-to-loss": time_to_loss,
     "translate-speed-cpu": translate_speed_cpu,
     "translate-speed-base-cpu": translate_speed_base_cpu,
     "multi30k": multi30k,

@@ -15,6 +15,7 @@ from transduce.config import DecodeConfig, ModelConfig
 from transduce.decoding import Hypothesis, Rules, Sentence, advance, free, search
 from transduce.graph_stepper import GraphStepper
 from transduce.peaks import GROUP, Peaks
+from transduce.stepper import FastStepper
 
 
 @pytest.fixture(autouse=True)
@@ -141,10 +142,44 @@ def test_what_is_not_plain_goes_the_slow_way() -> None:
     assert not fast.recordings
 
 
+@pytest.mark.parametrize(
+    ("n_kept", "n_cells", "n_source", "d_k", "d_v"),
+    [(4, 150, 70, 8, 8), (1, 3, 1, 16, 16), (17, 64, 65, 24, 40), (3, 200, 33, 32, 16)],
+)
+def test_attention_by_kernels_is_attention(n_kept: int, n_cells: int, n_source: int, d_k: int, d_v: int) -> None:
+    pytest.importorskip("triton", reason="Triton is for Linux")
+    from transduce import step_kernels
+
+    n, n_heads = 3, 2
+    slow = FastStepper(random_model(config_of(d_model=8, n_heads=n_heads, d_k=d_k, d_v=d_v)))
+    cell_BHCW = torch.randn(n, n_heads, n_cells, d_k + d_v)
+    hidden_BKC = torch.zeros(n, n_kept, n_cells).masked_fill(torch.rand(n, n_kept, n_cells) < 0.5, -torch.inf)
+    hidden_BKC[1] = -torch.inf  # as at the first token
+    hidden_BKC[2, :, 20:140] = -torch.inf
+    cell_BK = torch.stack([torch.randperm(n_cells)[:n_kept] for _ in range(n)])
+    hidden_BKC.scatter_(2, cell_BK[:, None].expand(-1, n_kept, -1), torch.eye(n_kept).log().expand(n, -1, -1))
+    place_BKH = torch.arange(0, n * n_heads * n_cells, n_cells).view(n, 1, n_heads) + cell_BK[..., None]
+    both_RP = torch.randn(n * n_kept, n_heads * (2 * d_k + d_v))
+    query_RP, new_RP = both_RP.tensor_split([n_heads * d_k], 1)
+    after_BHCW = cell_BHCW.clone()
+    expected = slow.look_back(query_RP, new_RP, cell_BHCW, place_BKH, hidden_BKC)
+    torch.testing.assert_close(
+        step_kernels.look_back(query_RP, new_RP, after_BHCW, place_BKH, hidden_BKC), expected, atol=1e-5, rtol=1e-5
+    )
+    assert torch.equal(after_BHCW, cell_BHCW)
+
+    memory = torch.randn(n, n_heads, d_k, n_source + 5), torch.randn(n, n_heads, n_source + 5, d_v)
+    unseen_B11S = torch.zeros(n, 1, 1, n_source).masked_fill(torch.arange(n_source) > n_source // 3, -torch.inf)
+    expected = slow.look_at_source(query_RP, *memory, unseen_B11S)
+    torch.testing.assert_close(
+        step_kernels.look_at_source(query_RP, *memory, unseen_B11S), expected, atol=1e-5, rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize("n_vocabulary", [300, 320, 4096, 9001])
 def test_peaks_by_one_look_are_peaks(n_vocabulary: int) -> None:
     pytest.importorskip("triton", reason="Triton is for Linux")
-    from transduce.peaks_kernel import peaks_of
+    from transduce.step_kernels import peaks_of
 
     torch.manual_seed(0)
     logits_RV = torch.randn(3, n_vocabulary) * 9

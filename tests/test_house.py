@@ -25,7 +25,7 @@ ORDER = [
     {"config", "folders", "peaks", "native"},
     {"data", "reference", "ops", "fast", "decoding", "segments"},
     {"model", "metrics", "spelling"},
-    {"checkpoint", "peaks_kernel", "stepper"},
+    {"checkpoint", "step_kernels", "stepper"},
     {"alignment", "graph_stepper", "native_stepper"},
     {"explain"},
     {"translate"},

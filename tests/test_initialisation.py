@@ -27,8 +27,9 @@ def weights() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["W_Q", "W_K", "W_V", "W_O", "W_1", "W_2"])
 def test_each_matrix_is_xavier_uniform_by_its_own_shape(weights: dict[str, torch.Tensor], name: str) -> None:
+    """And those of queries, keys and values smaller by the root of two."""
     for W in (W for full_name, W in weights.items() if full_name.endswith(name)):
-        bound = math.sqrt(6 / sum(W.shape))
+        bound = math.sqrt((3 if name in ("W_Q", "W_K", "W_V") else 6) / sum(W.shape))
         assert 0.98 * bound < W.abs().max() <= bound
         assert W.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)  # of a uniform distribution
 

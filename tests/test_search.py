@@ -193,7 +193,7 @@ def test_what_reaches_the_limit_is_cut_and_says_so() -> None:
 
 
 def test_a_beam_of_one_is_greedy_search() -> None:
-    torch.manual_seed(3)
+    torch.manual_seed(0)
     model = Transformer(CONFIG).eval()
     with torch.no_grad():
         model.embedding.output_projection[END] *= 4  # or a model that learnt nothing would never end

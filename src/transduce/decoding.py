@@ -401,20 +401,19 @@ def restrict(beams: Beams, log_prob_RV: Tensor, settings: DecodeConfig, rules: R
     return allowed_RV
 
 
-def harvest(beams: Beams, settings: DecodeConfig) -> list[list[Hypothesis]]:
-    """For each sentence, the best first. Those cut off at the limit come after all that have ended.
+def harvest(beams: Beams, sentences_B: Tensor, settings: DecodeConfig) -> list[list[Hypothesis]]:
+    """For each of these sentences, the best first. Those cut off at the limit come after all that have ended.
 
     Where the rules left nothing to say, there is one hypothesis of nothing, which has not ended.
     """
     found = []
-    length_penalty_B = length_penalty(beams.length_B.clamp(min=1), settings)
+    live_score_BK = beams.log_prob_BK / length_penalty(beams.length_B.clamp(min=1), settings)[:, None]
     columns = (
         beams.margin_B, beams.n_ended_B, beams.ended_token_BKT, beams.ended_log_prob_BK, beams.ended_score_BK,
-        beams.ended_length_BK, beams.token_BKT, beams.log_prob_BK, beams.log_prob_BK / length_penalty_B[:, None],
-        beams.length_B,
+        beams.ended_length_BK, beams.token_BKT, beams.log_prob_BK, live_score_BK, beams.length_B,
     )  # fmt: skip
     for margin, n_ended, tokens, log_probs, scores, lengths, live, live_log_probs, live_scores, length in zip(
-        *(column.tolist() for column in columns), strict=True
+        *(column.tolist() for column in here([column[sentences_B] for column in columns])), strict=True
     ):
         ended = [Hypothesis(tokens[i][: lengths[i] - 1], log_probs[i], scores[i], True, margin) for i in range(n_ended)]
         ended.sort(key=lambda hypothesis: -hypothesis.score)
@@ -428,6 +427,19 @@ def harvest(beams: Beams, settings: DecodeConfig) -> list[list[Hypothesis]]:
         cut.sort(key=lambda hypothesis: -hypothesis.score)
         nothing = Hypothesis([], -math.inf, -math.inf, False, margin)
         found.append(([*ended, *cut] or [nothing])[: settings.n_best])
+    return found
+
+
+def here(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """From a GPU, by one copy for all of a dtype: it is waited for at each."""
+    if not tensors[0].is_cuda:
+        return list(tensors)
+    found = list(tensors)
+    for dtype in {tensor.dtype for tensor in tensors}:
+        places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        together = torch.cat([tensors[i].flatten() for i in places]).cpu()
+        for i, part in zip(places, together.split([tensors[i].numel() for i in places]), strict=True):
+            found[i] = part.view(tensors[i].shape)
     return found
 
 
@@ -488,7 +500,7 @@ def search(
         beams, state, is_over = take_turn(beams, state, how)
         were_gone = set(gone)
         if over := [i for i, is_it in enumerate(is_over) if is_it and i not in were_gone]:
-            found = harvest(beams.select(torch.tensor(over, device=device)), settings)
+            found = harvest(beams, torch.tensor(over, device=device), settings)
             yield from zip([running[i] for i in over], found, strict=True)
             gone = [*gone, *over]  # the first of them is the first to be followed: none grows for long
         if withdrawn is not None:
@@ -574,9 +586,10 @@ class _Waiting:
         """Beside those that run, but for some who are over."""
         taken: list[Sentence] = []
         n, are_gone = len(running) - len(gone), set(gone)
-        if n and self.batch_size - n < max(1, self.batch_size // 4):
-            return taken
         longest = max((len(sentence.source) for i, sentence in enumerate(running) if i not in are_gone), default=0)
+        n_places = min(self.batch_size, self.batch_tokens // max(longest, 1))
+        if n and n_places - n < max(1, n_places // 4):
+            return taken
         while n < self.batch_size:
             self.first = self.first or self.queue.get(wait=n == 0)
             if self.first is None:

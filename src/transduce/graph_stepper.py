@@ -61,10 +61,24 @@ class GraphStepper(FastStepper):
         self.recordings: dict[Any, list[Recording]] = {}
         self.met: set[Any] = set()
 
+    def look_back(self, query_RP: Tensor, *past: Tensor) -> Tensor:
+        if not query_RP.is_cuda:
+            return super().look_back(query_RP, *past)
+        from transduce.step_kernels import look_back  # Triton is for GPUs
+
+        return look_back(query_RP, *past)
+
+    def look_at_source(self, query_RP: Tensor, *memory: Tensor) -> Tensor:
+        if not query_RP.is_cuda:
+            return super().look_at_source(query_RP, *memory)
+        from transduce.step_kernels import look_at_source
+
+        return look_at_source(query_RP, *memory)
+
     def peaks(self, x_RD: Tensor) -> Peaks:
         if not x_RD.is_cuda:
             return Peaks.of(self.output(x_RD))
-        from transduce.peaks_kernel import peaks_of  # Triton is for GPUs
+        from transduce.step_kernels import peaks_of
 
         if x_RD.dtype == torch.float32:
             logits_RV = torch.mm(x_RD, self.output_DV)

@@ -432,29 +432,35 @@ class FastStepper:
 
     def decode(self, x_RD: Tensor, cell_BK: Tensor, state: Cells, n_source: int, end: int) -> Tensor:
         """Through all layers. What is past `n_source` and `end` nobody needs."""
-        n, n_cells, n_heads, d_k = state.n_sentences, state.hidden_BKC.shape[2], self.config.n_heads, self.config.d_k
-        hidden_B1KC, unseen_B11S = state.hidden_BKC[:, None, :, :end], state.unseen_B11S[..., :n_source]
+        n, n_cells, n_heads = state.n_sentences, state.hidden_BKC.shape[2], self.config.n_heads
         first_B1H = torch.arange(0, n * n_heads * n_cells, n_cells, device=x_RD.device).view(n, 1, n_heads)
         place_BKH = first_B1H + cell_BK[..., None]
+        hidden_BKC, unseen_B11S = state.hidden_BKC[..., :end], state.unseen_B11S[..., :n_source]
         for i, (attending, asking, thinking) in enumerate(self.decoder):
-            query_RP, new_RP = attending.Q_KV(x_RD).tensor_split([n_heads * d_k], 1)
-            cell_BHCW = state.cell_LBHCW[i]
-            cell_BHCW.view(-1, cell_BHCW.shape[3]).index_copy_(
-                0, place_BKH.flatten(), new_RP.reshape(-1, cell_BHCW.shape[3])
-            )
-            past_XCW = cell_BHCW.view(-1, *cell_BHCW.shape[2:])[:, :end]
-            query_XKK = _heads(query_RP, n, n_heads).flatten(0, 1)
-            head_XKU = attend(query_XKK, past_XCW[..., :d_k].transpose(1, 2), past_XCW[..., d_k:], hidden_B1KC)
-            x_RD = attending.norm(attending.O(_rows(head_XKU, n)).add_(x_RD))
-            head_XKU = attend(
-                _heads(asking.Q(x_RD), n, n_heads).flatten(0, 1),
-                state.memory_key_LBHKS[i].flatten(0, 1)[..., :n_source],
-                state.memory_value_LBHSU[i].flatten(0, 1)[:, :n_source],
-                unseen_B11S,
-            )
-            x_RD = asking.norm(asking.O(_rows(head_XKU, n)).add_(x_RD))
+            query_RP, new_RP = attending.Q_KV(x_RD).tensor_split([n_heads * self.config.d_k], 1)
+            head_RP = self.look_back(query_RP, new_RP, state.cell_LBHCW[i], place_BKH, hidden_BKC)
+            x_RD = attending.norm(attending.O(head_RP).add_(x_RD))
+            key_BHKS, value_BHSU = state.memory_key_LBHKS[i], state.memory_value_LBHSU[i]
+            head_RP = self.look_at_source(asking.Q(x_RD), key_BHKS, value_BHSU, unseen_B11S)
+            x_RD = asking.norm(asking.O(head_RP).add_(x_RD))
             x_RD = self._think(thinking, x_RD)
         return x_RD
+
+    def look_back(
+        self, query_RP: Tensor, new_RP: Tensor, cell_BHCW: Tensor, place_BKH: Tensor, hidden_BKC: Tensor
+    ) -> Tensor:
+        """What is new of each hypothesis goes to its place among all cells; then what each finds in its own, (R, P)."""
+        n, n_heads, n_cells, width = cell_BHCW.shape
+        cell_BHCW.view(-1, width).index_copy_(0, place_BKH.flatten(), new_RP.reshape(-1, width))
+        past_XCW, d_k = cell_BHCW.view(-1, n_cells, width)[:, : hidden_BKC.shape[2]], self.config.d_k
+        query_XKK = _heads(query_RP, n, n_heads).flatten(0, 1)
+        key_XKC, value_XCU = past_XCW[..., :d_k].transpose(1, 2), past_XCW[..., d_k:]
+        return _rows(attend(query_XKK, key_XKC, value_XCU, hidden_BKC[:, None]), n)
+
+    def look_at_source(self, query_RP: Tensor, key_BHKS: Tensor, value_BHSU: Tensor, unseen_B11S: Tensor) -> Tensor:
+        n, n_source, n_heads = len(key_BHKS), unseen_B11S.shape[3], self.config.n_heads
+        key_XKS, value_XSU = key_BHKS.flatten(0, 1)[..., :n_source], value_BHSU.flatten(0, 1)[:, :n_source]
+        return _rows(attend(_heads(query_RP, n, n_heads).flatten(0, 1), key_XKS, value_XSU, unseen_B11S), n)
 
     def _begin(self, last_R: Tensor, state: Cells) -> tuple[Cells, Tensor, Tensor]:
         """Where what is new of each hypothesis goes, cell_BK, which it sees from now on; and it itself, x_RD."""
