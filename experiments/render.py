@@ -98,7 +98,8 @@ def time_to_loss() -> str:
     rows = []
     for corpus in ("Europarl", "Multi30k"):
         found = result(f"benchmarks/results/time_to_loss_{corpus.lower()}_h200.json")
-        ours, theirs = (f"{of['seconds']:.1f} s, {of['steps']} steps" for of in (found["ours"], found["nn.Transformer"]))
+        both = (found[name] for name in ("ours", "nn.Transformer"))
+        ours, theirs = (f"{of['seconds']:.1f} s, {of['steps']} steps" for of in both)
         rows.append([f"{corpus}, {found['size']}: {found['loss']:g}", ours, theirs, f"{found['ratio']:.1f}"])
     head = ["a validation loss on one H200", "`transduce train`", "`nn.Transformer`, a plain loop", "times as soon"]
     return table(head, rows)
