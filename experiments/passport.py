@@ -37,10 +37,10 @@ def sources() -> str:
     return sources_of(["**/*.py"])
 
 
-def sources_of(patterns: Iterable[str]) -> str:
-    """Of the files that match any of the patterns, which are relative to the package."""
+def sources_of(patterns: Iterable[str], without: Iterable[str] = ()) -> str:
+    """Of the files that match any of the patterns, but for some. All are relative to the package."""
     package = Path(transduce.__file__).parent
-    paths = {path for pattern in patterns for path in package.glob(pattern)}
+    paths = {path for pattern in patterns for path in package.glob(pattern)} - {package / name for name in without}
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()[:12]
 
 

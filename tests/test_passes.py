@@ -19,7 +19,18 @@ from transduce import ModelConfig, Transformer, ops
 from transduce.errors import DataError
 from transduce.fast import cpu
 from transduce.fast import gpu as kernels
-from transduce.fast.layout import AttentionInputs, Dropout, NormGradients, Shape, Side, Sight, pack, padded, unpack
+from transduce.fast.layout import (
+    AttentionInputs,
+    Dropout,
+    NormGradients,
+    Padded,
+    Shape,
+    Side,
+    Sight,
+    pack,
+    padded,
+    unpack,
+)
 from transduce.training.passes import WrittenPass, why_not, written_passes
 from transduce.training.recipe import loss, model_loss
 
@@ -242,6 +253,35 @@ def test_attention_there_and_back_with_any_sight(sight: str) -> None:
     heads = [x.unflatten(1, (n_heads, -1)).transpose(0, 1)[None] for x in given]
     expected, _ = ops.attend(heads[0], heads[1], heads[2], ops.Visible(visible_NM[None]), 0.0)
     expected_NP = expected[0].transpose(0, 1).flatten(1)
+    expected_NP.backward(grad_NP.double())
+    torch.testing.assert_close(attended.head_NP.double(), expected_NP.detach(), rtol=1e-4, atol=1e-5)
+    for a, b in zip(grads, given, strict=True):
+        assert b.grad is not None
+        torch.testing.assert_close(a.double(), b.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("by_products", [False, True])
+def test_attention_there_and_back_on_a_cpu(by_products: bool, is_causal: bool) -> None:
+    torch.manual_seed(1)
+    n_sentences, n_keys, n_heads, d_k = 3, 7, 2, 5
+    n_queries = n_keys if is_causal else 11
+    wide = [torch.randn(n_sentences * n, 37) for n in (n_queries, n_keys)]
+    inputs = AttentionInputs(wide[0][:, 3:13], wide[1][:, 5:15], wide[1][:, 20:30])
+    token_BM = torch.arange(n_keys) < torch.tensor([n_keys, 1, 4])[:, None]
+    hidden_B11M = None if is_causal else torch.zeros(token_BM.shape).masked_fill(~token_BM, -torch.inf)[:, None, None]
+    sight = Padded(n_sentences, hidden_B11M, is_causal)
+    attended = (cpu.attend_by_products if by_products else cpu.attend)(inputs, sight, n_heads)
+    assert isinstance(attended, cpu.Weighed if by_products else cpu.Attended)
+    grad_NP = torch.randn(n_sentences * n_queries, n_heads * d_k)
+    grads = AttentionInputs(*(torch.full_like(x, torch.nan) for x in inputs))
+    cpu.attend_backward(grad_NP, inputs, attended, sight, n_heads, grads)
+
+    given = [x.double().requires_grad_() for x in inputs]
+    heads = [x.view(n_sentences, -1, n_heads, d_k).transpose(1, 2) for x in given]
+    visible = ops.Visible(look_ahead=False) if is_causal else ops.Visible(token_BM[:, None])
+    expected, _ = ops.attend(heads[0], heads[1], heads[2], visible, 0.0)
+    expected_NP = expected.transpose(1, 2).flatten(2).flatten(0, 1)
     expected_NP.backward(grad_NP.double())
     torch.testing.assert_close(attended.head_NP.double(), expected_NP.detach(), rtol=1e-4, atol=1e-5)
     for a, b in zip(grads, given, strict=True):
