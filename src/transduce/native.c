@@ -92,39 +92,75 @@ static int has_amx(void) {
 }
 #endif
 
-static void times_vnni(const int8_t *x, int64_t n_rows, int64_t n_k, const int8_t *w, const int32_t *sum,
-                       int64_t n_columns, int32_t *out) {
-    for (int64_t c = 0; c < n_columns; c += 16)
-        for (int64_t r = 0; r < n_rows; r += 4) {
-            const int8_t *panel = w + c * n_k;
-            int32_t *to = out + r * n_columns + c;
-            /* It multiplies bytes without a sign by bytes with one: 128 more each, and 128 times the sum less. */
-            __m512i found[4], less = _mm512_slli_epi32(_mm512_loadu_si512(sum + c), 7);
-            for (int i = 0; i < 4; i++) found[i] = _mm512_setzero_si512();
-            for (int64_t k = 0; k < n_k; k += 4) {
-                __m512i weights = _mm512_loadu_si512(panel + k * 16);
-                for (int i = 0; i < 4; i++) {
-                    int32_t four;
-                    memcpy(&four, x + (r + i) * n_k + k, 4);
-                    found[i] = _mm512_dpbusd_epi32(found[i], _mm512_set1_epi32(four ^ (int32_t)0x80808080), weights);
-                }
-            }
-            for (int i = 0; i < 4; i++) _mm512_storeu_si512(to + i * n_columns, _mm512_sub_epi32(found[i], less));
-        }
+/* As _mm512_dpbusd_epi32, of which gcc 12 copies each sum to another register and back. */
+static inline __attribute__((always_inline)) void add_dots(__m512i *sum, __m512i x, __m512i w) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(x), "v"(w));
 }
 
-/* One row, 32 columns. */
-static inline void times_one(const int8_t *x, int64_t n_k, const int8_t *w, const int32_t *sum, int32_t *out) {
-    __m512i left = _mm512_setzero_si512(), right = _mm512_setzero_si512();
+/* So many rows, 32 columns. The sums are enough at a time for none to wait for the one before it. */
+static inline __attribute__((always_inline)) void tile_vnni(const uint8_t *x, const int n_rows, int64_t n_k,
+                                                            const int8_t *w, const int32_t *sum, int64_t n_columns,
+                                                            int32_t *out) {
+    __m512i left[8], right[8];
+    for (int i = 0; i < n_rows; i++) left[i] = right[i] = _mm512_setzero_si512();
     for (int64_t k = 0; k < n_k; k += 4) {
-        int32_t four;
-        memcpy(&four, x + k, 4);
-        __m512i all = _mm512_set1_epi32(four ^ (int32_t)0x80808080);
-        left = _mm512_dpbusd_epi32(left, all, _mm512_loadu_si512(w + k * 16));
-        right = _mm512_dpbusd_epi32(right, all, _mm512_loadu_si512(w + (n_k + k) * 16));
+        const __m512i first = _mm512_loadu_si512(w + k * 16), second = _mm512_loadu_si512(w + (n_k + k) * 16);
+        for (int i = 0; i < n_rows; i++) {
+            int32_t four;
+            memcpy(&four, x + i * n_k + k, 4);
+            const __m512i all = _mm512_set1_epi32(four);
+            add_dots(left + i, all, first);
+            add_dots(right + i, all, second);
+        }
     }
-    _mm512_storeu_si512(out, _mm512_sub_epi32(left, _mm512_slli_epi32(_mm512_loadu_si512(sum), 7)));
-    _mm512_storeu_si512(out + 16, _mm512_sub_epi32(right, _mm512_slli_epi32(_mm512_loadu_si512(sum + 16), 7)));
+    const __m512i less = _mm512_slli_epi32(_mm512_loadu_si512(sum), 7);
+    const __m512i less_right = _mm512_slli_epi32(_mm512_loadu_si512(sum + 16), 7);
+    for (int i = 0; i < n_rows; i++) {
+        _mm512_storeu_si512(out + i * n_columns, _mm512_sub_epi32(left[i], less));
+        _mm512_storeu_si512(out + i * n_columns + 16, _mm512_sub_epi32(right[i], less_right));
+    }
+}
+
+/* One row, 32 columns. Of each two sums, that none waits for the one before it. */
+static inline void times_one(const uint8_t *x, int64_t n_k, const int8_t *w, const int32_t *sum, int32_t *out) {
+    __m512i found[4];
+    for (int i = 0; i < 4; i++) found[i] = _mm512_setzero_si512();
+    for (int64_t k = 0; k < n_k; k += 8)
+        for (int i = 0; i < 4; i++) {
+            int32_t four;
+            memcpy(&four, x + k + i / 2 * 4, 4);
+            add_dots(found + i, _mm512_set1_epi32(four), _mm512_loadu_si512(w + (i % 2 * n_k + k + i / 2 * 4) * 16));
+        }
+    for (int i = 0; i < 2; i++) {
+        const __m512i less = _mm512_slli_epi32(_mm512_loadu_si512(sum + i * 16), 7);
+        _mm512_storeu_si512(out + i * 16, _mm512_sub_epi32(_mm512_add_epi32(found[i], found[i + 2]), less));
+    }
+}
+
+static inline void without_sign(const int8_t *x, int64_t n, uint8_t *out) {
+    for (int64_t i = 0; i < n; i++) out[i] = (uint8_t)x[i] ^ 0x80;
+}
+
+#define SOME_ROWS 64 /* without signs at a time */
+
+/* It multiplies bytes without a sign by bytes with one: 128 more each, and 128 times the sum of a column less. */
+static void times_vnni(const int8_t *x, int64_t n_all, int64_t n_k, const int8_t *w, const int32_t *sum,
+                       int64_t n_columns, int32_t *out) {
+    uint8_t more[(n_all < SOME_ROWS ? n_all : SOME_ROWS) * n_k];
+    for (int64_t begin = 0; begin < n_all; begin += SOME_ROWS) {
+        const int64_t n_rows = n_all - begin < SOME_ROWS ? n_all - begin : SOME_ROWS;
+        without_sign(x + begin * n_k, n_rows * n_k, more);
+        for (int64_t c = 0; c < n_columns; c += 32) {
+            const int8_t *panel = w + c * n_k;
+            int32_t *to = out + begin * n_columns + c;
+            int64_t r = 0;
+            for (; n_rows - r >= 8; r += 8)
+                tile_vnni(more + r * n_k, 8, n_k, panel, sum + c, n_columns, to + r * n_columns);
+            for (; n_rows - r >= 4; r += 4)
+                tile_vnni(more + r * n_k, 4, n_k, panel, sum + c, n_columns, to + r * n_columns);
+            for (; r < n_rows; r++) times_one(more + r * n_k, n_k, panel, sum + c, to + r * n_columns);
+        }
+    }
 }
 
 /* Some columns; `first` is a multiple of 32. Rows of `out` are as long as up(n_columns, 32). */
@@ -196,17 +232,41 @@ static inline float dot(const float *x, const float *y, int64_t n) {
     return _mm512_reduce_add_ps(sum);
 }
 
-/* Rows, each times a weight, added up. Rows are those that `which` says, or all. */
-static inline void mix(const float *weight, int64_t n, const float *rows, int64_t stride, const int64_t *which,
-                       int64_t width, float *out) {
-    for (int64_t i = 0; i < width; i += LANES) {
-        __m512 sum = _mm512_setzero_ps();
-        for (int64_t j = 0; j < n; j++) {
-            const float *row = rows + (which ? which[j] : j) * stride + i;
-            sum = _mm512_fmadd_ps(_mm512_set1_ps(weight[j]), _mm512_maskz_loadu_ps(REST(width - i), row), sum);
-        }
-        _mm512_mask_storeu_ps(out + i, REST(width - i), sum);
+/* Rows, each times a weight, added up. Rows are those that `which` says, or all. Four sums at a time, so that none waits
+   for the one before it: of four vectors, or where a row is one vector of every fourth row. */
+static inline __attribute__((always_inline)) void mix(const float *weight, int64_t n, const float *rows, int64_t stride,
+                                                      const int64_t *which, int64_t width, float *out) {
+#define ROW(j) (rows + (which ? which[j] : (j)) * stride)
+    if (width <= LANES) {
+        const __mmask16 is_in = REST(width);
+        __m512 sum[4];
+        for (int i = 0; i < 4; i++) sum[i] = _mm512_setzero_ps();
+        int64_t j = 0;
+        for (; n - j >= 4; j += 4)
+            for (int i = 0; i < 4; i++)
+                sum[i] = _mm512_fmadd_ps(_mm512_set1_ps(weight[j + i]), _mm512_maskz_loadu_ps(is_in, ROW(j + i)), sum[i]);
+        for (; j < n; j++)
+            sum[0] = _mm512_fmadd_ps(_mm512_set1_ps(weight[j]), _mm512_maskz_loadu_ps(is_in, ROW(j)), sum[0]);
+        _mm512_mask_storeu_ps(out, is_in, _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
+        return;
     }
+    for (int64_t first = 0; first < width; first += 4 * LANES) {
+        __m512 sum[4];
+        __mmask16 is_in[4];
+        for (int i = 0; i < 4; i++) {
+            const int64_t left = width - first - i * LANES;
+            is_in[i] = left <= 0 ? 0 : REST(left);
+            sum[i] = _mm512_setzero_ps();
+        }
+        for (int64_t j = 0; j < n; j++) {
+            const float *row = ROW(j) + first;
+            const __m512 by = _mm512_set1_ps(weight[j]);
+            for (int i = 0; i < 4; i++)
+                sum[i] = _mm512_fmadd_ps(by, _mm512_maskz_loadu_ps(is_in[i], row + i * LANES), sum[i]);
+        }
+        for (int i = 0; i < 4; i++) _mm512_mask_storeu_ps(out + first + i * LANES, is_in[i], sum[i]);
+    }
+#undef ROW
 }
 
 /* The model */
@@ -464,7 +524,9 @@ void look(const model *m, const int8_t *x, const float *x_scale, const int64_t *
     for (int64_t i = 0; i < n_looks; i++) {
         int64_t first = group[i] * GROUP, n_own = by->n_out - first < GROUP ? by->n_out - first : GROUP;
         int32_t whole[GROUP];
-        times_one(x + row[i] * n_k, n_k, by->packed + first * n_k, by->sum + first, whole);
+        uint8_t own[n_k];
+        without_sign(x + row[i] * n_k, n_k, own);
+        times_one(own, n_k, by->packed + first * n_k, by->sum + first, whole);
         real(whole, x_scale[row[i]], by, first, n_own, out + i * GROUP);
         for (int64_t c = n_own; c < GROUP; c++) out[i * GROUP + c] = LOWEST;
     }
