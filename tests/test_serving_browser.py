@@ -273,6 +273,18 @@ def test_axe_finds_nothing(opened: Opened, scheme: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_manual_is_a_page_too(opened: Opened, scheme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = opened(color_scheme=scheme, viewport={"width": 360, "height": 740})
+    page.get_by_role("link", name="the API").click()
+    page.get_by_role("heading", name="POST /translate").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    found = Axe().run(page).response["violations"]
+    assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in found] == []
+
+
 def test_the_theme_is_remembered(opened: Opened) -> None:
     page = opened(color_scheme="light")
     page.locator("#theme").click()

@@ -18,6 +18,7 @@ from transduce.insight.attention import from_document, inspect
 from transduce.insight.embed import embed
 from transduce.serving.guard import Access
 from transduce.serving.limits import Limits
+from transduce.serving.manual import manual
 from transduce.serving.page import FILES, POLICY
 
 SENTENCE = "Tom hat gestern ein neues Auto gekauft, weil das alte kaputt war."
@@ -235,6 +236,19 @@ def test_the_openapi_document_tells_of_them_and_not_of_files(live: Live) -> None
     asked = paths["/explain"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
     assert {"q", "source", "target", "prefix"} <= asked.keys()
     assert httpx.get(f"{live.url}/limits").json()["inspected_tokens"] == Limits().inspected_tokens
+
+
+def test_the_manual_tells_of_every_route_and_field(live: Live) -> None:
+    answer = httpx.get(f"{live.url}/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    for path, methods in httpx.get(f"{live.url}/openapi.json").json()["paths"].items():
+        for method, route in methods.items():
+            assert f"<code>{method.upper()} {path}</code>" in answer.text
+            asked = route.get("requestBody", {"content": {"": {"schema": {"properties": {}}}}})["content"]
+            for field in next(iter(asked.values()))["schema"]["properties"]:
+                assert f"<dt><code>{field}</code></dt>" in answer.text
+    assert manual({"paths": {"/<script>": {"get": {"summary": "<b>", "responses": {}}}}}).count("<script>") == 0
 
 
 def test_texts_are_not_logged(live: Live) -> None:

@@ -24,6 +24,7 @@ REFUSALS = {
     408: "The body came too slowly.",
     413: "More than a limit allows.",
     415: "A body of another form.",
+    422: "A number out of its bounds.",
     429: "Too much from this client; Retry-After says when to come again.",
     503: "Too much at the moment, starting, or going down; Retry-After says when to come again.",
 }
@@ -83,6 +84,7 @@ def make_app(service: Service, access: Access, log: Callable[[dict[str, Any]], N
     from starlette.requests import Request
 
     from transduce.serving.details import add_details
+    from transduce.serving.manual import add_manual
     from transduce.serving.page import add_page
 
     app = FastAPI(
@@ -106,6 +108,7 @@ def make_app(service: Service, access: Access, log: Callable[[dict[str, Any]], N
     add_details(app, service, log_text=log_text)
     add_state(app, service)
     add_page(app)
+    add_manual(app)
     known = {route.path for route in app.routes if hasattr(route, "path")}
     guarded = Guard(app, service, access, known, log)
     if not access.origins:

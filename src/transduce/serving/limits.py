@@ -30,9 +30,9 @@ class Limits:
     sentence_tokens: int = 500
     """Subwords of what cannot be split, such as a letter under a thousand accents; more: 413."""
     beam: int = 8
-    """The widest; wider: 400."""
+    """The widest; wider: 422."""
     alternatives: int = 4
-    """Beside the best; more: 400."""
+    """Beside the best; more: 422."""
     explained_texts: int = 16
     """In the list q of /explain; more: 413."""
     explained_tokens: int = 256

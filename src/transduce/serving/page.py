@@ -20,7 +20,8 @@ FILES = {
     "/inspector.js": ("inspector.js", JS),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-PATHS = frozenset(FILES)
+MANUAL = "/docs"
+PATHS = frozenset({*FILES, MANUAL})
 POLICY = "; ".join([
     "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self'",
     "frame-ancestors 'none'", "base-uri 'none'", "form-action 'none'", "require-trusted-types-for 'script'",

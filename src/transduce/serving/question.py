@@ -92,7 +92,7 @@ def read_question(fields: dict[str, Any], limits: Limits) -> Question:
     n_alternatives = _whole(fields, "alternatives", 0, limits.alternatives)
     beam = _whole(fields, "beam", 1, limits.beam) if fields.get("beam") not in (None, "") else None
     if beam is not None and beam <= n_alternatives:
-        raise Refusal(400, f"beam is {beam}, must be above alternatives, {n_alternatives}")
+        raise Refusal(422, f"beam is {beam}, must be above alternatives, {n_alternatives}")
     source, target = (_language(fields, name) for name in ("source", "target"))
     return Question(texts, isinstance(q, list), source, target, n_alternatives, beam)
 
@@ -111,5 +111,5 @@ def _whole(fields: dict[str, Any], name: str, least: int, most: int) -> int:
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:
         value = int(value)
     if type(value) is not int or not least <= value <= most:
-        raise Refusal(400, f"{name} must be a whole number from {least} to {most}")
+        raise Refusal(422, f"{name} must be a whole number from {least} to {most}")
     return value

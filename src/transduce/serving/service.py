@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from transduce.errors import ConfigError
@@ -17,6 +18,8 @@ from transduce.spelling import LINE_BREAKS
 from transduce.translate import Translation, Translator
 
 BREAKS = re.compile(f"([{LINE_BREAKS}]+)")
+SHORT = 500
+"""Characters that are divided into subwords where they come in: a thread for that would take longer."""
 WARM_UP = ["1.", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
 """Numbers, which any language may hold."""
 
@@ -96,7 +99,9 @@ class Service:
         way, source = self.way(question)
         parts = [BREAKS.split(text) for text in question.texts]  # lines, and between them what breaks them
         lines = [line for of in parts for line in of[::2]]
-        job = await asyncio.to_thread(Job, way, lines, client)
+        n_characters = sum(map(len, lines))
+        make = partial(Job, way, lines, client)
+        job = make() if n_characters <= SHORT else await asyncio.to_thread(make)
         note |= {"characters": sum(map(len, question.texts)), "sentences": job.n_sentences}
         self.check_size(job)
         self.batcher.submit(job)
