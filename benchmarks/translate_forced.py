@@ -45,7 +45,6 @@ from transduce.graph_stepper import GraphStepper
 from transduce.interop.ctranslate2 import to_ctranslate2
 from transduce.interop.marian import to_marian
 from transduce.native_stepper import NativeStepper
-from transduce.stepper import FastStepper
 from transduce.translate import TOKENS_PER_SENTENCE, Found, in_threads
 
 WAYS = {
@@ -99,7 +98,7 @@ def ours(config: RunConfig, task: dict[str, Any]) -> Go:
     device, dtype = task["device"], task["dtype"]
     on_gpu = device == "cuda"
     model, own = model_of(config).to(device, torch.bfloat16 if dtype == "bfloat16" else torch.float32), config.model
-    stepper = GraphStepper(model) if on_gpu else NativeStepper(model) if dtype == "int8" else FastStepper(model)
+    stepper = GraphStepper(model) if on_gpu else NativeStepper(model, dtype)
     n_threads, rules = 1 if on_gpu else torch.get_num_threads(), free(own).to(device)
 
     def go(rows: Rows, beam: int, batch: int) -> int:

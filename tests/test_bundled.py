@@ -17,7 +17,7 @@ from transduce import Translator, load_model, save_model
 from transduce.checkpoint import BUNDLED_MODEL, CARD, CONFIG, WEIGHTS, find_model
 from transduce.data.corpora import read_lines
 from transduce.metrics import bleu
-from transduce.stepper import Precision
+from transduce.native import Precision
 
 FOLDER = find_model(Path(BUNDLED_MODEL))
 PRECISIONS: tuple[Precision, ...] = ("float32", "int8")

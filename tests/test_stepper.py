@@ -15,8 +15,9 @@ from tests.primes import prime_config, random_model
 from tests.test_bundled import heldout
 from transduce import Translator
 from transduce.decoding import put
+from transduce.native import Precision
 from transduce.peaks import Peaks
-from transduce.stepper import BLOCK, FEW_ROWS, Cells, FastStepper, Int8Product, Precision, Product, why_not
+from transduce.stepper import BLOCK, FEW_ROWS, Cells, FastStepper, Int8Product, Product, why_not
 
 
 def sources(n: int, longest: int, seed: int, pad_id: int) -> Tensor:

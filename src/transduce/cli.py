@@ -491,7 +491,7 @@ def load_translator(
         model, device=device, dtype=dtype, settings=config.decode, batch_size=batch_size,
         precision="int8" if precision == "int8" else "float32",
     )  # fmt: skip
-    if precision == "int8" and (reason := translator.why_int8_is_slow) is not None:
+    if precision == "int8" and (reason := translator.why_slow) is not None:
         print(f"int8 is slow here: {reason}", file=sys.stderr)
     return translator
 

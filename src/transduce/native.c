@@ -1,184 +1,22 @@
-/* An int8 Transformer, encoder and decoder step, without a word to Python in between. Compiled by native.py.
+/* A Transformer, encoder and decoder step, without a word to Python in between. Compiled by native.py, twice: in float32
+   where FLOAT32 is defined, else in int8.
 
-   Rows are int8, each with a scale of its own, and so are columns of weights; products are whole numbers, which times
-   both scales, plus a bias, are what float32 would have been. Sentences go through all layers some at a time, so that
-   what passes from one product to the next stays in the cache of a core. All is the work of one thread. */
+   In int8, rows are whole numbers, each row with a scale of its own, and so are columns of weights; products are whole
+   numbers, which times both scales, plus a bias, are what float32 would have been. In float32 a row's products are added
+   up in the same order whatever stands beside it. Sentences go through all layers some at a time, so that what passes
+   from one product to the next stays in the cache of a core. All is the work of one thread. */
 
 #include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
-#ifndef __AVX512VNNI__
-#error "this processor has no AVX512-VNNI"
-#endif
-#include <immintrin.h>
-#ifdef __AMX_INT8__
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "native_products.h"
 
 #define GROUP 32       /* tokens of a group, as in peaks.py */
 #define BLOCK 512      /* columns of logits that are found together */
 #define MANY_ROWS 128  /* that go through the layers together */
 #define LOWEST -3e38f  /* for -inf, which the compiler is told not to expect */
 
-static inline int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-/* Products. Weights lie in panels of 16 columns, four inputs of each side by side: [columns / 16][inputs / 4][16][4].
-   Inputs are filled up with zeros to a multiple of 64, and so are rows; columns to a multiple of 32. */
-
-typedef struct {
-    const int8_t *packed;
-    const int32_t *sum; /* of each column */
-    const float *scale; /* of each column */
-    const float *bias;  /* of each column, or none */
-    int64_t n_in, n_out;
-} matrix;
-
-void pack(const int8_t *columns, int64_t n_in, int64_t n_out, int8_t *packed, int32_t *sum) {
-    int64_t n_k = up(n_in, 64);
-    memset(packed, 0, n_k * up(n_out, 32));
-    memset(sum, 0, up(n_out, 32) * sizeof(int32_t));
-    for (int64_t c = 0; c < n_out; c++)
-        for (int64_t i = 0; i < n_in; i++) {
-            int8_t w = columns[c * n_in + i];
-            packed[c / 16 * 16 * n_k + i / 4 * 64 + c % 16 * 4 + i % 4] = w;
-            sum[c] += w;
-        }
-}
-
-/* Rows are computed 32 at a time, so as many must be there; what is past the last is anything. */
-#ifdef __AMX_INT8__
-static void times_amx(const int8_t *x, int64_t n_rows, int64_t n_k, const int8_t *w, int64_t n_columns, int32_t *out) {
-    struct { uint8_t palette, start, reserved[14]; uint16_t n_bytes[16]; uint8_t n_rows[16]; } config, before;
-    memset(&config, 0, sizeof config);
-    config.palette = 1;
-    for (int i = 0; i < 8; i++) { config.n_bytes[i] = 64; config.n_rows[i] = 16; }
-    _tile_storeconfig(&before); /* another library's, which may not look before it goes on */
-    _tile_loadconfig(&config);
-    int64_t stride = n_columns * sizeof(int32_t);
-    for (int64_t c = 0; c < n_columns; c += 32)
-        for (int64_t r = 0; r < n_rows; r += 32) {
-            const int8_t *left = x + r * n_k, *right = w + c * n_k;
-            const int is_tall = n_rows - r > 16;
-            _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-            for (int64_t k = 0; k < n_k; k += 64) {
-                _tile_loadd(4, left + k, n_k);
-                _tile_loadd(6, right + k * 16, 64);
-                _tile_dpbssd(0, 4, 6);
-                _tile_loadd(7, right + n_k * 16 + k * 16, 64);
-                _tile_dpbssd(1, 4, 7);
-                if (!is_tall) continue;
-                _tile_loadd(5, left + 16 * n_k + k, n_k);
-                _tile_dpbssd(2, 5, 6);
-                _tile_dpbssd(3, 5, 7);
-            }
-            int32_t *to = out + r * n_columns + c;
-            _tile_stored(0, to, stride);
-            _tile_stored(1, to + 16, stride);
-            if (!is_tall) continue;
-            _tile_stored(2, to + 16 * n_columns, stride);
-            _tile_stored(3, to + 16 * n_columns + 16, stride);
-        }
-    if (before.palette) _tile_loadconfig(&before); else _tile_release();
-}
-
-/* The system must be asked for the tiles, once by each process; 18 is their number among its features. */
-static int has_amx(void) {
-    static int known = -1;
-    if (known < 0) known = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-    return known;
-}
-#endif
-
-/* As _mm512_dpbusd_epi32, of which gcc 12 copies each sum to another register and back. */
-static inline __attribute__((always_inline)) void add_dots(__m512i *sum, __m512i x, __m512i w) {
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(x), "v"(w));
-}
-
-/* So many rows, 32 columns. The sums are enough at a time for none to wait for the one before it. */
-static inline __attribute__((always_inline)) void tile_vnni(const uint8_t *x, const int n_rows, int64_t n_k,
-                                                            const int8_t *w, const int32_t *sum, int64_t n_columns,
-                                                            int32_t *out) {
-    __m512i left[8], right[8];
-    for (int i = 0; i < n_rows; i++) left[i] = right[i] = _mm512_setzero_si512();
-    for (int64_t k = 0; k < n_k; k += 4) {
-        const __m512i first = _mm512_loadu_si512(w + k * 16), second = _mm512_loadu_si512(w + (n_k + k) * 16);
-        for (int i = 0; i < n_rows; i++) {
-            int32_t four;
-            memcpy(&four, x + i * n_k + k, 4);
-            const __m512i all = _mm512_set1_epi32(four);
-            add_dots(left + i, all, first);
-            add_dots(right + i, all, second);
-        }
-    }
-    const __m512i less = _mm512_slli_epi32(_mm512_loadu_si512(sum), 7);
-    const __m512i less_right = _mm512_slli_epi32(_mm512_loadu_si512(sum + 16), 7);
-    for (int i = 0; i < n_rows; i++) {
-        _mm512_storeu_si512(out + i * n_columns, _mm512_sub_epi32(left[i], less));
-        _mm512_storeu_si512(out + i * n_columns + 16, _mm512_sub_epi32(right[i], less_right));
-    }
-}
-
-/* One row, 32 columns. Of each two sums, that none waits for the one before it. */
-static inline void times_one(const uint8_t *x, int64_t n_k, const int8_t *w, const int32_t *sum, int32_t *out) {
-    __m512i found[4];
-    for (int i = 0; i < 4; i++) found[i] = _mm512_setzero_si512();
-    for (int64_t k = 0; k < n_k; k += 8)
-        for (int i = 0; i < 4; i++) {
-            int32_t four;
-            memcpy(&four, x + k + i / 2 * 4, 4);
-            add_dots(found + i, _mm512_set1_epi32(four), _mm512_loadu_si512(w + (i % 2 * n_k + k + i / 2 * 4) * 16));
-        }
-    for (int i = 0; i < 2; i++) {
-        const __m512i less = _mm512_slli_epi32(_mm512_loadu_si512(sum + i * 16), 7);
-        _mm512_storeu_si512(out + i * 16, _mm512_sub_epi32(_mm512_add_epi32(found[i], found[i + 2]), less));
-    }
-}
-
-static inline void without_sign(const int8_t *x, int64_t n, uint8_t *out) {
-    for (int64_t i = 0; i < n; i++) out[i] = (uint8_t)x[i] ^ 0x80;
-}
-
-#define SOME_ROWS 64 /* without signs at a time */
-
-/* It multiplies bytes without a sign by bytes with one: 128 more each, and 128 times the sum of a column less. */
-static void times_vnni(const int8_t *x, int64_t n_all, int64_t n_k, const int8_t *w, const int32_t *sum,
-                       int64_t n_columns, int32_t *out) {
-    uint8_t more[(n_all < SOME_ROWS ? n_all : SOME_ROWS) * n_k];
-    for (int64_t begin = 0; begin < n_all; begin += SOME_ROWS) {
-        const int64_t n_rows = n_all - begin < SOME_ROWS ? n_all - begin : SOME_ROWS;
-        without_sign(x + begin * n_k, n_rows * n_k, more);
-        for (int64_t c = 0; c < n_columns; c += 32) {
-            const int8_t *panel = w + c * n_k;
-            int32_t *to = out + begin * n_columns + c;
-            int64_t r = 0;
-            for (; n_rows - r >= 8; r += 8)
-                tile_vnni(more + r * n_k, 8, n_k, panel, sum + c, n_columns, to + r * n_columns);
-            for (; n_rows - r >= 4; r += 4)
-                tile_vnni(more + r * n_k, 4, n_k, panel, sum + c, n_columns, to + r * n_columns);
-            for (; r < n_rows; r++) times_one(more + r * n_k, n_k, panel, sum + c, to + r * n_columns);
-        }
-    }
-}
-
-/* Some columns; `first` is a multiple of 32. Rows of `out` are as long as up(n_columns, 32). */
-static void times(const int8_t *x, int64_t n_rows, const matrix *m, int64_t first, int64_t n_columns, int32_t *out) {
-    int64_t n_k = up(m->n_in, 64);
-    const int8_t *w = m->packed + first * n_k;
-    n_columns = up(n_columns, 32);
-#ifdef __AMX_INT8__
-    if (has_amx()) {
-        times_amx(x, n_rows, n_k, w, n_columns, out);
-        return;
-    }
-#endif
-    times_vnni(x, n_rows, n_k, w, m->sum + first, n_columns, out);
-}
-
 /* For a test. */
-void multiply(const int8_t *x, int64_t n_rows, const matrix *m, int32_t *out) { times(x, n_rows, m, 0, m->n_out, out); }
+void multiply(const entry *x, int64_t n_rows, const matrix *m, total *out) { times(x, n_rows, m, 0, m->n_out, out); }
 
 /* Rows */
 
@@ -198,6 +36,22 @@ static inline float exp_of(float x) {
     return y * power.f;
 }
 
+/* Totals as what they stand for, with the bias; and back to what is multiplied, with the scale of the row. */
+#ifdef FLOAT32
+static inline void real(const float *restrict whole, float row_scale, const matrix *m, int64_t first, int64_t n,
+                        float *restrict out) {
+    (void)row_scale;
+    for (int64_t i = 0; i < n; i++) out[i] = whole[i];
+    if (m->bias)
+        for (int64_t i = 0; i < n; i++) out[i] += m->bias[first + i];
+}
+
+static inline void quantise(const float *restrict x, int64_t n, float *restrict out, float *scale) {
+    memcpy(out, x, n * sizeof(float));
+    memset(out + n, 0, (up(n, 64) - n) * sizeof(float));
+    *scale = 1;
+}
+#else
 static inline void real(const int32_t *restrict whole, float row_scale, const matrix *m, int64_t first, int64_t n,
                         float *restrict out) {
     const float *restrict scale = m->scale + first;
@@ -214,6 +68,7 @@ static inline void quantise(const float *restrict x, int64_t n, int8_t *restrict
     memset(out + n, 0, up(n, 64) - n);
     *scale = top / 127.0f;
 }
+#endif
 
 static inline void softmax(float *score, int64_t n) {
     float top = most(score, n), sum = 0;
@@ -291,9 +146,9 @@ typedef struct {
 
 /* What some rows are on their way through the layers. */
 typedef struct {
-    int8_t *x, *wide; /* rows of d_model, and of whatever stands between two products of a sub-layer */
+    entry *x, *wide; /* rows of d_model, and of whatever stands between two products of a sub-layer */
     float *x_scale, *wide_scale;
-    int32_t *whole;
+    total *whole;
     int64_t n_x, n_wide; /* length of a row */
 } work;
 
@@ -303,11 +158,11 @@ static work work_for(const model *m, int64_t n_rows) {
     n_whole = n_whole > m->d_model ? n_whole : m->d_model;
     n_whole = n_whole > BLOCK ? n_whole : BLOCK;
     work w = {.n_x = up(m->d_model, 64), .n_wide = n_wide};
-    w.x = calloc(n, w.n_x);
-    w.wide = calloc(n, n_wide);
+    w.x = calloc(n, w.n_x * sizeof(entry));
+    w.wide = calloc(n, n_wide * sizeof(entry));
     w.x_scale = calloc(n, sizeof(float));
     w.wide_scale = calloc(n, sizeof(float));
-    w.whole = malloc(n * up(n_whole, 32) * sizeof(int32_t));
+    w.whole = malloc(n * up(n_whole, 32) * sizeof(total));
     return w;
 }
 
@@ -467,7 +322,7 @@ static void attend_to_memory(const model *m, work *w, const state *s, int64_t l,
 }
 
 /* Of all logits, which are written nowhere, the highest of each group and the logarithm of the sum of exp. */
-static void find_peaks(const matrix *by, const int8_t *x, const float *x_scale, int64_t n_rows, int32_t *whole,
+static void find_peaks(const matrix *by, const entry *x, const float *x_scale, int64_t n_rows, total *whole,
                        float *peak, float *log_sum) {
     int64_t n_groups = up(by->n_out, GROUP) / GROUP;
     float logit[BLOCK], top[n_rows], sum[n_rows];
@@ -491,7 +346,7 @@ static void find_peaks(const matrix *by, const int8_t *x, const float *x_scale, 
 }
 
 /* x: rows x d_model, what goes in. out: rows, up to a multiple of 32, x up(d_model, 64), from which logits come. */
-void step(const model *m, const state *s, float *x, int8_t *out, float *out_scale, float *peak, float *log_sum) {
+void step(const model *m, const state *s, float *x, entry *out, float *out_scale, float *peak, float *log_sum) {
     int64_t at_once = MANY_ROWS / s->n_kept > 1 ? MANY_ROWS / s->n_kept : 1, n_all = s->n_sentences * s->n_kept;
     work w = work_for(m, at_once * s->n_kept > n_all ? n_all : at_once * s->n_kept);
     for (int64_t begin = 0; begin < s->n_sentences; begin += at_once) {
@@ -507,26 +362,23 @@ void step(const model *m, const state *s, float *x, int8_t *out, float *out_scal
             add_and_norm(&w, n, &at->memory_O, &at->asking, own);
             think(&w, n, at, own);
         }
-        memcpy(out + begin * s->n_kept * w.n_x, w.x, n * w.n_x);
+        memcpy(out + begin * s->n_kept * w.n_x, w.x, n * w.n_x * sizeof(entry));
         memcpy(out_scale + begin * s->n_kept, w.x_scale, n * sizeof(float));
     }
     done(w);
-    int32_t *whole = malloc(up(n_all, 32) * BLOCK * sizeof(int32_t));
+    total *whole = malloc(up(n_all, 32) * BLOCK * sizeof(total));
     find_peaks(&m->output, out, out_scale, n_all, whole, peak, log_sum);
     free(whole);
 }
 
 /* The logits of some groups again: 32 columns of one row each. */
-void look(const model *m, const int8_t *x, const float *x_scale, const int64_t *row, const int64_t *group,
+void look(const model *m, const entry *x, const float *x_scale, const int64_t *row, const int64_t *group,
           int64_t n_looks, float *out) {
     const matrix *by = &m->output;
-    const int64_t n_k = up(by->n_in, 64);
     for (int64_t i = 0; i < n_looks; i++) {
         int64_t first = group[i] * GROUP, n_own = by->n_out - first < GROUP ? by->n_out - first : GROUP;
-        int32_t whole[GROUP];
-        uint8_t own[n_k];
-        without_sign(x + row[i] * n_k, n_k, own);
-        times_one(own, n_k, by->packed + first * n_k, by->sum + first, whole);
+        total whole[GROUP];
+        times_group(x + row[i] * up(by->n_in, 64), by, first, whole);
         real(whole, x_scale[row[i]], by, first, n_own, out + i * GROUP);
         for (int64_t c = n_own; c < GROUP; c++) out[i * GROUP + c] = LOWEST;
     }
@@ -552,7 +404,7 @@ static inline int64_t take_in(candidate *best, int64_t n, int64_t n_most, candid
 }
 
 /* The best continuations of one sentence, looking only into groups that may hold one as good as `bound`. */
-static int64_t look_for(const model *m, const int8_t *x, const float *x_scale, const float *peak, const float *log_sum,
+static int64_t look_for(const model *m, const entry *x, const float *x_scale, const float *peak, const float *log_sum,
                         const asked *a, int64_t sentence, int64_t n_kept, float bound, candidate *best) {
     const int64_t n_vocabulary = m->output.n_out, n_groups = up(n_vocabulary, GROUP) / GROUP;
     int64_t n = 0;
@@ -576,7 +428,7 @@ static int64_t look_for(const model *m, const int8_t *x, const float *x_scale, c
 }
 
 /* Of each sentence the n_kept + 1 best continuations, the best first; very low values where there are fewer. */
-void choose(const model *m, const int8_t *x, const float *x_scale, const float *peak, const float *log_sum,
+void choose(const model *m, const entry *x, const float *x_scale, const float *peak, const float *log_sum,
             const asked *a, int64_t n_sentences, int64_t n_kept, float *value, int64_t *parent, int64_t *token) {
     const int64_t n_groups = up(m->output.n_out, GROUP) / GROUP, n_most = n_kept + 1;
     candidate best[n_most];

@@ -1,4 +1,4 @@
-"""`native.c`, compiled once by this machine's own compiler and kept: the int8 decoder between its products.
+"""`native.c`, compiled once for each precision by this machine's own compiler and kept: encoder and decoder.
 
 There need not be a compiler: then `why_not` says so, and the same is done by PyTorch, more slowly.
 """
@@ -14,8 +14,10 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Literal
 
-SOURCE = Path(__file__).with_name("native.c")
+Precision = Literal["float32", "int8"]
+SOURCE, PRODUCTS = (Path(__file__).with_name(name) for name in ("native.c", "native_products.h"))
 # Sums may be added up in any order. Not -ffast-math, which would change how the whole process treats small numbers.
 FLAGS = (
     "-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
@@ -23,6 +25,7 @@ FLAGS = (
 )  # fmt: skip
 WIDE = ("-mprefer-vector-width=512",)
 """On x86, where compilers else stop at 256 bits."""
+PRECISIONS: dict[Precision, tuple[str, ...]] = {"float32": ("-DFLOAT32",), "int8": ()}
 SECONDS = 60
 
 
@@ -69,9 +72,9 @@ class Asked(ctypes.Structure):
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
+def library(precision: Precision) -> ctypes.CDLL:
     """Raises CompilerError where there can be none."""
-    return load(built())
+    return load(built(precision))
 
 
 def load(path: Path) -> ctypes.CDLL:
@@ -90,22 +93,22 @@ def load(path: Path) -> ctypes.CDLL:
     return found
 
 
-def why_not() -> str | None:
+def why_not(precision: Precision) -> str | None:
     try:
-        library()
+        library(precision)
     except CompilerError as error:
         return str(error)
     return None
 
 
-def built() -> Path:
+def built(precision: Precision) -> Path:
     """The compiled file, in the user's cache. Made under another name first, so that nobody loads half of it."""
     compiler = os.environ.get("CC") or "cc"
     if shutil.which(compiler) is None:
         raise CompilerError(f"there is no C compiler {compiler!r}")
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    command = [compiler, *FLAGS, *(WIDE if is_x86 else ())]
-    known = "\n".join([*command, _processor(), SOURCE.read_text(encoding="utf-8")])
+    command = [compiler, *FLAGS, *PRECISIONS[precision], *(WIDE if is_x86 else ())]
+    known = "\n".join([*command, _processor(), *(path.read_text(encoding="utf-8") for path in (SOURCE, PRODUCTS))])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transduce"
     path = cache / f"native-{hashlib.sha256(known.encode()).hexdigest()[:16]}.so"
     if path.exists():

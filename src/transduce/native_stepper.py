@@ -1,4 +1,4 @@
-"""The int8 model by `native.c`: one call for the encoder, one for a step. Its slow twin is `FastStepper` in int8."""
+"""The model by `native.c`: one call for the encoder, one for a step. Its slow twin is `FastStepper`."""
 
 # Axes: as in stepper.py.
 
@@ -16,6 +16,7 @@ from torch import Tensor
 import transduce.native as native
 from transduce.config import ModelConfig
 from transduce.model import Transformer
+from transduce.native import Precision
 from transduce.peaks import GROUP, Doubts, Peaks
 from transduce.stepper import Asking, Attending, Cells, FastStepper, Int8Product, Norm, Product, Thinking, in_lanes
 
@@ -23,16 +24,17 @@ ROWS, INPUTS, COLUMNS = 32, 64, 32
 """Of these products take multiples: what is missing is filled up."""
 
 
-def why_not(config: ModelConfig) -> str | None:
+def why_not(config: ModelConfig, precision: Precision) -> str | None:
     """Beside what keeps `FastStepper` from it."""
-    return native.why_not() if config.activation == "relu" else f"model.activation is {config.activation}"
+    return native.why_not(precision) if config.activation == "relu" else f"model.activation is {config.activation}"
 
 
 class NativeStepper(FastStepper):
-    def __init__(self, model: Transformer) -> None:
-        assert why_not(model.config) is None
-        super().__init__(model, "int8")
-        config, self.kernels = self.config, native.library()
+    def __init__(self, model: Transformer, precision: Precision) -> None:
+        assert why_not(model.config, precision) is None
+        super().__init__(model, precision)
+        config, self.kernels = self.config, native.library(precision)
+        self.dtype = torch.int8 if precision == "int8" else torch.float32
         self.held: list[Any] = []
         """What `self.native` points to."""
         encoder, decoder = (self._layers(stack) for stack in (self.encoder, self.decoder))
@@ -59,15 +61,15 @@ class NativeStepper(FastStepper):
         return found
 
     def _matrix(self, product: Product) -> native.Matrix:
-        assert isinstance(product, Int8Product)
         n_in, n_out = product.W_NF.shape
-        packed = torch.empty(_up(n_in, INPUTS) * _up(n_out, COLUMNS), dtype=torch.int8)
+        packed = torch.empty(_up(n_in, INPUTS) * _up(n_out, COLUMNS), dtype=self.dtype)
         sums = torch.empty(_up(n_out, COLUMNS), dtype=torch.int32)
         columns_FN = product.W_NF.T.contiguous()
         self.kernels.pack(columns_FN.data_ptr(), n_in, n_out, packed.data_ptr(), sums.data_ptr())
         self.held.append((packed, sums, product))
         bias = None if product.b_F is None else product.b_F.data_ptr()
-        return native.Matrix(packed.data_ptr(), sums.data_ptr(), product.scale_F.data_ptr(), bias, n_in, n_out)
+        scale = product.scale_F.data_ptr() if isinstance(product, Int8Product) else None
+        return native.Matrix(packed.data_ptr(), sums.data_ptr(), scale, bias, n_in, n_out)
 
     def _norm(self, norm: Norm) -> native.Norm:
         self.held.append(norm)
@@ -117,7 +119,7 @@ class NativeStepper(FastStepper):
             n_kept, n_cells, end, state.unseen_B11S.shape[3],
         )  # fmt: skip
         n_rows, config = len(last_R), self.config
-        out_RD = torch.empty(_up(n_rows, ROWS), _up(config.d_model, INPUTS), dtype=torch.int8)
+        out_RD = torch.empty(_up(n_rows, ROWS), _up(config.d_model, INPUTS), dtype=self.dtype)
         scale_R = torch.empty(n_rows)
         peak_RN, log_sum_R1 = torch.empty(n_rows, _up(config.target_vocab_size, GROUP) // GROUP), torch.empty(n_rows, 1)
         self.kernels.step(
@@ -139,7 +141,8 @@ class NativeStepper(FastStepper):
             return found
 
         def logits() -> Tensor:
-            return self.output.of((x_RD[: len(scale_R), : self.config.d_model].contiguous(), scale_R[:, None]))
+            own_RD = x_RD[: len(scale_R), : self.config.d_model].contiguous()
+            return self.output.of((own_RD, scale_R[:, None]) if self.dtype == torch.int8 else own_RD)
 
         return look, logits
 

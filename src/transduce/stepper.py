@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from transduce.config import ModelConfig
 from transduce.model import ACTIVATIONS, AddAndNorm, FeedForward, MemoryAttention, SelfAttention, Transformer, sinusoid
+from transduce.native import Precision
 from transduce.peaks import Peaks
 
-Precision = Literal["float32", "int8"]
 ROOM = 8
 """Steps for which there is room when there is too little."""
 LANES = 16

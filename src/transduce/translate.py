@@ -27,13 +27,14 @@ from transduce.errors import ConfigError, ModelFolderError
 from transduce.explain import Explained, Token, explain
 from transduce.fast.cpu import keep_memory
 from transduce.model import Transformer
+from transduce.native import Precision
 from transduce.native_stepper import NativeStepper
 from transduce.native_stepper import why_not as why_not_native
 from transduce.ops import settle_kernels
 from transduce.peaks import Peaks
 from transduce.segments import Segment, longest_repeat, split
 from transduce.spelling import LINE_BREAKS, one_line, whole_characters
-from transduce.stepper import FastStepper, Precision, why_not
+from transduce.stepper import FastStepper, why_not
 
 Found = tuple[Sentence, list[Hypothesis]]
 
@@ -176,13 +177,13 @@ class Translator:
         """What the search asks: the model, or the same faster. `GraphStepper` is still to be measured on a GPU."""
         if self.device.type != "cpu" or why_not(self.config.model) is not None:
             return self.model
-        is_native = self.precision == "int8" and self.why_int8_is_slow is None
-        return NativeStepper(self.model) if is_native else FastStepper(self.model, self.precision)
+        is_native = next(self.model.parameters()).dtype == torch.float32 and self.why_slow is None
+        return (NativeStepper if is_native else FastStepper)(self.model, self.precision)
 
     @property
-    def why_int8_is_slow(self) -> str | None:
-        """None where it is compiled for this machine."""
-        return why_not_native(self.config.model)
+    def why_slow(self) -> str | None:
+        """None where the precision is compiled for this machine."""
+        return why_not_native(self.config.model, self.precision)
 
     def translate(
         self, texts: Sequence[str], to: str | None = None, *, with_details: bool = False, prefix: str = ""
