@@ -1,7 +1,9 @@
-"""Copy, reverse and reorder: strings of letters on which a model that is right reaches a perfect score in a minute.
+"""A ladder of tasks on strings of letters: on each, a model that is right reaches a perfect score in a minute.
 
-    python -m experiments.copy_task --task reverse
+    python -m experiments.copy_task --task map
+    python -m experiments.copy_task --task all --out experiments/results    # every rung, one JSON each
 
+Copy keeps words and order, map changes the words, reorder and reverse change the order: from memory to translation.
 The loop is as small as it can be and still the paper's: its loss, Adam, schedule and average of the last checkpoints.
 Not in the paper: no dropout, since no string comes twice, and clipped gradients.
 """
@@ -41,19 +43,28 @@ from transduce import (
 from transduce.training.recipe import adam, learning_rate, loss
 
 LETTERS = string.ascii_lowercase
+MAPPED = "qwertyuiopasdfghjklzxcvbnm"
+"""What each letter becomes: the rows of a keyboard. None stays what it is, and no shift of the alphabet gives them."""
 FIRST_LETTER_ID = 3  # after padding, start and end
 CHECKPOINT_STEPS = 50
 BATCH_SIZE = 64
 CLIP_NORM = 1.0
 LONGEST = 12
+ALL = "all"
+"""In place of a task: every rung, from the lowest."""
 
 
 class Task(StrEnum):
+    """In the order of the ladder."""
+
     copy = "copy"
-    reverse = "reverse"
+    map = "map"
     reorder = "reorder"
+    reverse = "reverse"
 
     def answer(self, ids: list[int]) -> list[int]:
+        if self is Task.map:
+            return [FIRST_LETTER_ID + LETTERS.index(MAPPED[i - FIRST_LETTER_ID]) for i in ids]
         if self is Task.reorder:  # 1 2 3 4 5 6 -> 3 1 2 6 4 5
             return [x for i in range(0, len(ids), 3) for x in ids[i + 2 : i + 3] + ids[i : i + 2]]
         return ids if self is Task.copy else ids[::-1]
@@ -187,19 +198,9 @@ def train_with_progress(task: Task, config: RunConfig, device: str) -> tuple[Tra
         return train(task, config, device, report), curve
 
 
-def main(
-    task: Annotated[Task, typer.Option(help="What to learn.")] = Task.copy,
-    steps: Annotated[int, typer.Option(help="Optimiser steps.", min=1)] = copy_task().train.max_steps,
-    seed: int = 1,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
-) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter("there is no CUDA device here: leave out --device")
-    torch.set_num_threads(1)  # a model this small gains little from a second, and loses much on a busy machine
-    config = copy_task(steps, seed)
-    console = Console(highlight=False)
-    n_parameters = sum(p.numel() for p in Transformer(config.model).parameters())
+def climb(console: Console, task: Task, config: RunConfig, device: str, out: Path | None) -> Score:
+    """One rung: train, score, show, and write the result where `out` says."""
+    n_parameters, steps = sum(p.numel() for p in Transformer(config.model).parameters()), config.train.max_steps
     console.print(f"Learning to {task} strings of 1 to {LONGEST} letters: {n_parameters:,} parameters, {steps} steps")
     began = time.monotonic()
     model, curve = train_with_progress(task, config, device)
@@ -213,7 +214,36 @@ def main(
             "longest": LONGEST, "checkpoint_steps": CHECKPOINT_STEPS, "clip_norm": CLIP_NORM, "seconds": seconds,
         }  # fmt: skip
         write_result(out, result | passport(config, device) | {"loss": curve})
-    if score.n_right < score.n_strings:
+    return score
+
+
+def rungs_of(task: str) -> list[Task]:
+    if task not in (*Task, ALL):
+        raise typer.BadParameter(f"no task is called {task}: {', '.join(Task)}, or {ALL}")
+    return list(Task) if task == ALL else [Task(task)]
+
+
+def main(
+    task: Annotated[str, typer.Option(help=f"What to learn: {', '.join(Task)}, or {ALL}.")] = Task.copy.value,
+    steps: Annotated[int, typer.Option(help="Optimiser steps.", min=1)] = copy_task().train.max_steps,
+    seed: int = 1,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help=f"Write to this JSON file; for {ALL}, into this folder.")] = None,
+) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("there is no CUDA device here: leave out --device")
+    rungs = rungs_of(task)
+    if task == ALL and out is not None and out.suffix:
+        raise typer.BadParameter(f"--out {out} is a file, {ALL} writes several: name a folder")
+    torch.set_num_threads(1)  # a model this small gains little from a second, and loses much on a busy machine
+    config = copy_task(steps, seed)
+    console = Console(highlight=False)
+    perfect = True
+    for rung in rungs:
+        file = out / f"copy_task_{rung}.json" if task == ALL and out is not None else out
+        score = climb(console, rung, config, device, file)
+        perfect = perfect and score.n_right == score.n_strings
+    if not perfect:
         console.print(f"not perfect: give it more --steps ({copy_task().train.max_steps} are enough)")
         raise typer.Exit(1)
 
