@@ -18,13 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.passport import passport, write_result
+from experiments.runs import beside, prepare_once
 from transduce import Translator
 from transduce.data.corpora import read_lines
 from transduce.metrics import Score, bleu
@@ -71,13 +71,11 @@ def main() -> None:
     wanted = [one for one in wanted if not any(one.items() <= run.items() for run in result["runs"])]
     for form, direction in dict.fromkeys((one["form"], one["direction"]) for one in wanted):
         prepare(options, form, direction)
-    with ProcessPoolExecutor(options.beside, get_context("spawn")) as pool:
-        running = {pool.submit(run_one, options, **one): one for one in wanted}
-        for done in as_completed(running):
-            result["runs"].append(running[done] | done.result())
-            result["summary"] = summary(result["runs"])
-            write_result(options.out, result)
-            print(json.dumps(result["summary"]), flush=True)
+    for one, record in beside(options.beside, partial(run_one, options), wanted):
+        result["runs"].append(one | record)
+        result["summary"] = summary(result["runs"])
+        write_result(options.out, result)
+        print(json.dumps(result["summary"]), flush=True)
 
 
 def settings_of(changes: list[str]) -> list[str]:
@@ -85,8 +83,8 @@ def settings_of(changes: list[str]) -> list[str]:
     return [f"{name}={value}" for name, value in dict(one.split("=", 1) for one in [*SETTINGS, *changes]).items()]
 
 
-def files(data: Path, part: str, form: str, direction: str) -> list[str]:
-    return [str(data / f"{part}{FORMS[form]}.{language}.xz") for language in direction.split("-")]
+def files(data: Path, part: str, form: str, direction: str) -> list[Path]:
+    return [data / f"{part}{FORMS[form]}.{language}.xz" for language in direction.split("-")]
 
 
 def prepared_of(options: argparse.Namespace, form: str, direction: str) -> Path:
@@ -94,22 +92,18 @@ def prepared_of(options: argparse.Namespace, form: str, direction: str) -> Path:
 
 
 def prepare(options: argparse.Namespace, form: str, direction: str) -> None:
-    folder = prepared_of(options, form, direction)
-    if not folder.exists():
-        command = [sys.executable, "-m", "transduce", "prepare", *files(options.data, "train", form, direction)]
-        command += ["--valid", *files(options.data, "val", form, direction), "--languages", direction]
-        subprocess.run([*command, "--vocab-size", str(options.vocabulary), "--out", str(folder)], check=True)
+    train, valid = (files(options.data, part, form, direction) for part in ("train", "val"))
+    prepare_once(prepared_of(options, form, direction), train, valid, direction, options.vocabulary)
 
 
-def run_one(
-    options: argparse.Namespace, form: str, direction: str, passes: str, seed: int, settings: list[str], **_: Any
-) -> dict[str, Any]:
+def run_one(options: argparse.Namespace, one: dict[str, Any]) -> dict[str, Any]:
+    form, direction = one["form"], one["direction"]
     with tempfile.TemporaryDirectory() as place:
         run = Path(place) / "run"
         began = time.monotonic()
         command = [sys.executable, "-m", "transduce", "train", str(prepared_of(options, form, direction))]
-        command += ["--out", str(run), "--size", options.size, "--passes", passes, "--quiet"]
-        for setting in [*settings, f"train.seed={seed}"]:
+        command += ["--out", str(run), "--size", options.size, "--passes", one["passes"], "--quiet"]
+        for setting in [*one["settings"], f"train.seed={one['seed']}"]:
             command += ["--set", setting]
         subprocess.run(command, check=True)
         minutes = (time.monotonic() - began) / 60

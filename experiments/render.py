@@ -1,7 +1,7 @@
-"""The README's tables, from the results that programs wrote: no number in them is typed by hand.
+"""The tables of our pages, from the results that programs wrote: no number in them is typed by hand.
 
-    python -m experiments.render            # writes them into README.md
-    python -m experiments.render --check    # exits with 1 where README.md has others
+    python -m experiments.render            # writes them into README.md and docs/tables.md
+    python -m experiments.render --check    # exits with 1 where one of them has others
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`.
 """
@@ -16,15 +16,15 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transduce.insight.ablation import Part
 from transduce.serving.limits import Limits
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "tables.md")
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -32,11 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(arguments)
-    old = README.read_text(encoding="utf-8")
-    new = rendered(old)
-    if options.check:
-        sys.exit("README.md has other tables than the results: python -m experiments.render" if new != old else 0)
-    README.write_text(new, encoding="utf-8")
+    for page in PAGES:
+        old = page.read_text(encoding="utf-8")
+        new = rendered(old)
+        if not options.check:
+            page.write_text(new, encoding="utf-8")
+        elif new != old:
+            sys.exit(f"{page.name} has other tables than the results: python -m experiments.render")
 
 
 def rendered(text: str) -> str:
@@ -203,7 +205,40 @@ def serve_limits() -> str:
     return table(["limit", "default"], rows)
 
 
-TABLES = {
+# The paper's tables. The programs that make them show them too; they use this one, so it imports them when needed.
+
+
+def made(path: str, command: str, show: Callable[[Any], str]) -> str:
+    """What is shown of a result; where there is none yet, how to make it."""
+    return show(result(path)) if (ROOT / path).exists() else f"No result yet: run `{command} --out {path}`."
+
+
+def table1() -> str:
+    def show(found: Any) -> str:
+        from experiments import table1
+
+        return table1.table(found)
+
+    return made("experiments/results/table1_cpu.json", "python -m experiments.table1", show)
+
+
+def table2() -> str:
+    from experiments import table2
+
+    command = "python -m experiments.table2 --run tatoeba europarl --data DATA --work WORK"
+    of_multi30k = result("experiments/results/multi30k_h200.json")
+    return made("experiments/results/table2_h200.json", command, lambda found: table2.table(found, of_multi30k))
+
+
+def table3(name: Literal["table", "asked", "gradients"]) -> str:
+    from experiments import table3
+
+    shows = {"table": table3.table, "asked": table3.asked_table, "gradients": table3.gradient_table}
+    command = "python -m experiments.table3 --prepared FOLDER --beside 8"
+    return made("experiments/results/table3_h200.json", command, shows[name])
+
+
+TABLES: dict[str, Callable[[], str]] = {
     "serve-limits": serve_limits,
     "train-speed-cpu": train_speed_cpu,
     "train-speed-gpu": train_speed_gpu,
@@ -213,6 +248,11 @@ TABLES = {
     "multi30k": multi30k,
     "passes": passes,
     "ablation": ablation,
+    "table1": table1,
+    "table2": table2,
+    "table3": lambda: table3("table"),
+    "table3-asked": lambda: table3("asked"),
+    "gradient-norms": lambda: table3("gradients"),
 }
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import transduce
-from experiments.render import rendered
+from experiments.render import PAGES, made, rendered
 from transduce.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -166,8 +166,16 @@ def test_readme_code_runs_and_prints_what_it_says(code: str) -> None:
 
 
 def test_readme_has_the_tables_of_the_results() -> None:
-    assert rendered(README) == README, "python -m experiments.render"
+    assert [page.relative_to(ROOT).as_posix() for page in PAGES] == ["README.md", "docs/tables.md"]
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert rendered(text) == text, f"{page.name}: python -m experiments.render"
     assert rendered("<!-- table: train-speed-cpu -->\n<!-- end of table -->").count("\n") > 6
+    of_tables = PAGES[1].read_text(encoding="utf-8")
+    for name in ("table1", "table2", "table3", "table3-asked", "gradient-norms"):
+        assert f"<!-- table: {name} -->\n\n" in of_tables
+    assert made("nowhere.json", "do it", str) == "No result yet: run `do it --out nowhere.json`."
+    assert made("experiments/results/copy_task_copy.json", "do it", lambda found: found["experiment"]) == "copy_task"
 
 
 def test_readme_names_commands_that_exist() -> None:
