@@ -198,20 +198,19 @@ static void think(work *w, int64_t n_rows, const layer *l, float *x) {
     add_and_norm(w, n_rows, &l->two, &l->thinking, x);
 }
 
-/* Encoder: all rows of a sentence look at each other. x: sentences x room x d_model. */
+/* Encoder: all rows of a sentence look at each other. Sentences lie one behind another, without what fills them up. */
 
 static void attend_to_each_other(const model *m, work *w, const matrix *by, const int64_t *n_source,
-                                 int64_t n_sentences, int64_t room) {
+                                 int64_t n_sentences, int64_t n_rows, int64_t room) {
     const int64_t d_k = m->d_k, d_v = m->d_v, width = d_k + d_v, n_heads = m->n_heads, n_all = by->n_out;
     float score[room], head[n_heads * d_v], *all = malloc(room * n_all * sizeof(float));
-    times(w->x, n_sentences * room, by, 0, n_all, w->whole);
-    for (int64_t first = 0; first < n_sentences * room; first += room) {
-        int64_t n = n_source[first / room];
+    times(w->x, n_rows, by, 0, n_all, w->whole);
+    for (int64_t sentence = 0, first = 0; sentence < n_sentences; first += n_source[sentence++]) {
+        int64_t n = n_source[sentence];
         for (int64_t i = 0; i < n; i++)
             real(w->whole + (first + i) * up(n_all, 32), w->x_scale[first + i], by, 0, n_all, all + i * n_all);
-        for (int64_t i = 0; i < room; i++) {
-            memset(head, 0, sizeof head);
-            for (int64_t h = 0; i < n && h < n_heads; h++) {
+        for (int64_t i = 0; i < n; i++) {
+            for (int64_t h = 0; h < n_heads; h++) {
                 const float *key = all + n_heads * d_k + h * width;
                 for (int64_t s = 0; s < n; s++) score[s] = dot(all + i * n_all + h * d_k, key + s * n_all, d_k);
                 softmax(score, n);
@@ -225,42 +224,46 @@ static void attend_to_each_other(const model *m, work *w, const matrix *by, cons
 
 /* keys: layers x sentences x heads x d_k x lanes; values: layers x sentences x heads x lanes x d_v. */
 static void remember(const model *m, work *w, float *keys, float *values, const int64_t *n_source, int64_t all,
-                     int64_t begin, int64_t n_sentences, int64_t room, int64_t lanes) {
+                     int64_t begin, int64_t n_sentences, int64_t n_rows, int64_t lanes) {
     const int64_t d_k = m->d_k, d_v = m->d_v, n_heads = m->n_heads;
     float y[n_heads * (d_k + d_v)];
     for (int64_t l = 0; l < m->n_decoder; l++) {
         const matrix *by = &m->decoder[l].memory_KV;
-        times(w->x, n_sentences * room, by, 0, by->n_out, w->whole);
-        for (int64_t row = 0; row < n_sentences * room; row++) {
-            int64_t sentence = begin + row / room, s = row % room;
-            if (s >= n_source[sentence]) continue;
-            real(w->whole + row * up(by->n_out, 32), w->x_scale[row], by, 0, by->n_out, y);
-            for (int64_t h = 0; h < n_heads; h++) {
-                int64_t place = (l * all + sentence) * n_heads + h;
-                const float *own = y + h * (d_k + d_v);
-                for (int64_t d = 0; d < d_k; d++) keys[(place * d_k + d) * lanes + s] = own[d];
-                memcpy(values + (place * lanes + s) * d_v, own + d_k, d_v * sizeof(float));
+        int64_t row = 0;
+        times(w->x, n_rows, by, 0, by->n_out, w->whole);
+        for (int64_t sentence = begin; sentence < begin + n_sentences; sentence++)
+            for (int64_t s = 0; s < n_source[sentence]; s++, row++) {
+                real(w->whole + row * up(by->n_out, 32), w->x_scale[row], by, 0, by->n_out, y);
+                for (int64_t h = 0; h < n_heads; h++) {
+                    int64_t place = (l * all + sentence) * n_heads + h;
+                    const float *own = y + h * (d_k + d_v);
+                    for (int64_t d = 0; d < d_k; d++) keys[(place * d_k + d) * lanes + s] = own[d];
+                    memcpy(values + (place * lanes + s) * d_v, own + d_k, d_v * sizeof(float));
+                }
             }
-        }
     }
 }
 
-void encode(const model *m, float *x, const int64_t *n_source, float *keys, float *values, int64_t n_sentences,
+/* x: sentences x room x d_model. */
+void encode(const model *m, const float *x, const int64_t *n_source, float *keys, float *values, int64_t n_sentences,
             int64_t room, int64_t lanes) {
-    int64_t at_once = MANY_ROWS / room > 1 ? MANY_ROWS / room : 1;
-    work w = work_for(m, at_once * room);
-    for (int64_t begin = 0; begin < n_sentences; begin += at_once) {
-        int64_t n = n_sentences - begin < at_once ? n_sentences - begin : at_once;
-        float *own = x + begin * room * m->d_model;
-        for (int64_t row = 0; row < n * room; row++)
-            quantise(own + row * m->d_model, m->d_model, w.x + row * w.n_x, w.x_scale + row);
+    const int64_t n_most = room > MANY_ROWS ? room : MANY_ROWS, n_x = m->d_model;
+    work w = work_for(m, n_most);
+    float *own = malloc(n_most * n_x * sizeof(float));
+    for (int64_t begin = 0, n; begin < n_sentences; begin += n) {
+        int64_t n_rows = 0;
+        for (n = 0; begin + n < n_sentences && n_rows + n_source[begin + n] <= n_most; n_rows += n_source[begin + n++])
+            memcpy(own + n_rows * n_x, x + (begin + n) * room * n_x, n_source[begin + n] * n_x * sizeof(float));
+        for (int64_t row = 0; row < n_rows; row++)
+            quantise(own + row * n_x, n_x, w.x + row * w.n_x, w.x_scale + row);
         for (int64_t l = 0; l < m->n_encoder; l++) {
-            attend_to_each_other(m, &w, &m->encoder[l].Q_KV, n_source + begin, n, room);
-            add_and_norm(&w, n * room, &m->encoder[l].O, &m->encoder[l].attending, own);
-            think(&w, n * room, m->encoder + l, own);
+            attend_to_each_other(m, &w, &m->encoder[l].Q_KV, n_source + begin, n, n_rows, room);
+            add_and_norm(&w, n_rows, &m->encoder[l].O, &m->encoder[l].attending, own);
+            think(&w, n_rows, m->encoder + l, own);
         }
-        remember(m, &w, keys, values, n_source, n_sentences, begin, n, room, lanes);
+        remember(m, &w, keys, values, n_source, n_sentences, begin, n, n_rows, lanes);
     }
+    free(own);
     done(w);
 }
 

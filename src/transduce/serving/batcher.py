@@ -25,11 +25,6 @@ from transduce.translate import Translation, Translator
 
 PATIENCE = 0.2
 """Seconds that a kind waits before searches of another kind take in no more, so that it comes in."""
-FEW = 8
-"""A search takes in new sentences once there is one for every so many that it has: for one it costs as much as for
-several."""
-HURRY_SECONDS = 0.02
-"""After which it takes in whoever waits, however few."""
 RETRY_SECONDS = 2.0
 STOP_SECONDS = 10.0
 """For a search to notice, within a turn, that nobody wants it any more."""
@@ -186,14 +181,8 @@ class Batcher:
         """The next sentence of the worker's kind, unless it is another kind's turn, or another worker has fewer."""
         with self.changed:
             kind = worker.kind
-            if (
-                kind is None
-                or kind not in self.kinds
-                or self._gives_way(worker, kind)
-                or self._is_for_few(worker, kind)
-            ):
+            if kind is None or kind not in self.kinds or self._gives_way(worker, kind):
                 return None
-            worker.takes_in = True
             job = self.kinds[kind].popleft()
             sentence = job.waiting.popleft()
             if job.waiting:
@@ -211,13 +200,6 @@ class Batcher:
             return False
         late = min(time.monotonic() - PATIENCE, self._since(kind))
         return any(self._since(other) < late for other in self.kinds if other != kind)
-
-    def _is_for_few(self, worker: _Worker, kind: Kind) -> bool:
-        """Then more may come until the next turn."""
-        if worker.takes_in or self._since(kind) < time.monotonic() - HURRY_SECONDS:
-            return False
-        n_shared = sum(other.kind == kind for other in self.workers)
-        return sum(len(job.waiting) for job in self.kinds[kind]) * FEW < len(worker.has) * n_shared
 
     def give_back(self, worker: _Worker, number: int) -> Job | None:
         """Whose sentence the worker no longer has."""
@@ -244,8 +226,6 @@ class _Worker:
         self.batcher, self.has, self.batch_size = batcher, set[int](), 1
         self.kind: Kind | None = None
         """None: it waits."""
-        self.takes_in = False
-        """It has begun to, in this turn."""
         self.thread = threading.Thread(target=self._work, name="search", daemon=True)
 
     def _work(self) -> None:
@@ -273,7 +253,6 @@ class _Worker:
             job.put(sentence.number, hypotheses)
 
     def _withdrawn(self, running: Sequence[Sentence]) -> list[int]:
-        self.takes_in = False
         self.batcher.metrics.took_turn(len(self.has), self.batch_size)
         places = self.batcher.unwanted(self, running)
         for place in places:

@@ -6,9 +6,10 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
+from transduce.config import DecodeConfig
 from transduce.errors import ConfigError
 from transduce.serving.batcher import RETRY_SECONDS, Batcher, Job, Way
 from transduce.serving.limits import Limits, Refusal
@@ -86,8 +87,7 @@ class Service:
         if len(translators) > 1:
             raise Refusal(400, f"source is auto, it can be {', '.join(sources)}: name one, languages are not detected")
         (translator,) = translators.values()
-        settings, n_best = translator.settings, question.n_alternatives + 1
-        settings = replace(settings, beam_size=question.beam or max(settings.beam_size, n_best), n_best=n_best)
+        settings = _settings(translator.settings, question.beam, question.n_alternatives + 1)
         return Way(translator, target, settings), sources[0] if len(sources) == 1 else None
 
     async def answer(
@@ -132,6 +132,12 @@ class Service:
         finally:
             result.cancel()
             leaving.cancel()
+
+
+@lru_cache(maxsize=1024)
+def _settings(settings: DecodeConfig, beam: int | None, n_best: int) -> DecodeConfig:
+    """Remembered: to check them takes as long as to read the question."""
+    return replace(settings, beam_size=beam or max(settings.beam_size, n_best), n_best=n_best)
 
 
 class ClientLeft(Exception):
