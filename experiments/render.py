@@ -128,6 +128,31 @@ def translate_speed_base_cpu() -> str:
     return table(["base, 32,000 subwords, 20 tokens, beam 4, two cores", "sentences a second", "batch"], rows)
 
 
+def serve_load() -> str:
+    found = {name: result(f"benchmarks/results/serve_load{name}_cpu.json") for name in ("", "_int8")}
+    ways = ("together", "alone", "one at a time")
+    rows = []
+    for one in found.values():
+        for n, of in one["clients"]["together"].items():
+            cells = [one["clients"][way][n] for way in ways]
+            shown = [f"{statistics.median(c['per_second']):,.0f} ({c['p50_ms']:.0f}, {c['p99_ms']:.0f})" for c in cells]
+            assert set(of["codes"]) == {"200"}
+            rows.append([f"{n} client{'s' * (n != '1')}, {one['dtype']}", *shown])
+        over = one["clients"]["ratio_at_64"]
+        bulk = statistics.median(one["clients"]["bulk_per_second"])
+        share = f"{over['bulk']:.2f} of the same sentences in bulk, {bulk:,.0f}"
+        rows.append(
+            [f"... 64 clients beside that, {one['dtype']}", share, *(f"1 / {over[way]:.1f}" for way in ways[1:])]
+        )
+    abuse, soak = found[""]["abuse"], found[""]["soak"]
+    worse = abuse["beside an abuser"]["p99_ms"] / abuse["quiet"]["p99_ms"]
+    rows.append(["p99 of 8 honest clients beside an abuser", f"{worse:.2f} times that without him", "", ""])
+    halves = f"most memory, of {soak['n_requests']:,} requests the second half over the first"
+    rows.append([halves, f"{100 * soak['growth']:+.1f} %", "", ""])
+    head = ["requests a second (p50, p99 in ms), two cores", "shared batches", "`--alone`", "a plain server"]
+    return table(head, rows)
+
+
 def multi30k() -> str:
     rows = []
     for name, runs in kinds_of(result("experiments/results/multi30k_h200.json"), "form", "direction").items():
@@ -240,6 +265,7 @@ def table3(name: Literal["table", "asked", "gradients"]) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "serve-limits": serve_limits,
+    "serve-load": serve_load,
     "train-speed-cpu": train_speed_cpu,
     "train-speed-gpu": train_speed_gpu,
     "time-to-loss": time_to_loss,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -73,3 +76,26 @@ def test_the_projected_loss_in_bfloat16_is_as_near_as_its_twin() -> None:
         gradients(True, torch.bfloat16), gradients(False, torch.bfloat16), exact, strict=True
     ):
         assert (ours - true).norm() <= 1.2 * (theirs - true).norm() + 1e-6 * true.norm()
+
+
+def test_what_is_kept_can_be_given_back() -> None:
+    """In a process of its own: how memory is kept is the process's."""
+    code = """
+import torch
+from pathlib import Path
+from transduce.fast.cpu import give_memory_back, keep_memory
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+keep_memory()
+before = resident()
+held = [torch.ones(2_500_000) for _ in range(30)]
+last = torch.ones(1000)  # above them, so that they are no free end
+del held
+kept = resident()
+give_memory_back()
+print(kept - before, resident() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    kept, left = map(float, done.stdout.split())
+    assert kept > 250, "it was given back without being asked"
+    assert left < 50

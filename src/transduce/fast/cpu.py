@@ -30,6 +30,12 @@ def keep_memory() -> None:
             mallopt(setting, value)
 
 
+def give_memory_back() -> None:
+    """What `keep_memory` keeps and nobody holds, to the system: for who runs for long, and once needed much."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 MALLOPT = {-1: 2**31 - 1, -2: 64 * 2**20, -3: 2**30}
 """M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD, as malloc.h numbers them."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import socket
@@ -14,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from transduce.errors import ConfigError
+from transduce.fast.cpu import give_memory_back
 from transduce.serving.guard import Access, client_of
 from transduce.serving.limits import Limits
 from transduce.serving.service import Service
 
 SHORTEST_TOKEN = 16
 HEADER_BYTES = 16_384
+TIDY_SECONDS = 20
+"""After which memory that was needed once is given back."""
 CLOSE_SECONDS = 2
 """For connections to end, once all is answered."""
 FULL = (
@@ -81,7 +85,9 @@ def make_server(app: Any, service: Service, proxies: Sequence[str] = ()) -> Any:
     class Server(uvicorn.Server):
         """The first signal ends what is accepted, the second the server."""
 
-        stop_at = 0.0
+        stop_at = tidy_at = 0.0
+        tidying: asyncio.Future[None] | None = None
+        """Held, or nobody would."""
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             if service.is_draining:
@@ -94,6 +100,9 @@ def make_server(app: Any, service: Service, proxies: Sequence[str] = ()) -> Any:
                 if is_late:
                     service.batcher.close()
                 self.should_exit |= is_late or service.n_accepted == 0
+            if time.monotonic() > self.tidy_at:
+                self.tidy_at = time.monotonic() + TIDY_SECONDS
+                self.tidying = asyncio.ensure_future(asyncio.to_thread(give_memory_back))
             return await super().on_tick(counter)
 
     config = uvicorn.Config(
