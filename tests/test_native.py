@@ -37,7 +37,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return native.load(path)
 
 
-SHAPES = [(1, 64, 32), (37, 130, 75), (4, 256, 768), (3, 100, 300), (128, 1024, 256)]
+SHAPES = [(1, 64, 32), (37, 130, 75), (4, 256, 768), (3, 100, 300), (128, 1024, 256), (19, 4100, 32)]
 
 
 @pytest.mark.parametrize(("n_rows", "n_in", "n_out"), SHAPES)
@@ -229,6 +229,14 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(native.CompilerError, match="failed: it is broken"):
         native.built("int8")
     assert list((tmp_path / "transduce").iterdir()) == []
+
+
+def test_what_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As where the cache may not hold programs, or was filled by another system: PyTorch must be left to go on with."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native.built("float32").write_bytes(b"no program")
+    with pytest.raises(native.CompilerError, match="what is compiled cannot be used"):
+        native.library.__wrapped__("float32")
 
 
 def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

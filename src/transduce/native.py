@@ -73,8 +73,11 @@ class Asked(ctypes.Structure):
 
 @functools.cache
 def library(precision: Precision) -> ctypes.CDLL:
-    """Raises CompilerError where there can be none."""
-    return load(built(precision))
+    """Raises CompilerError where there can be none: also where the user's cache cannot be used."""
+    try:
+        return load(built(precision))
+    except (OSError, RuntimeError) as error:
+        raise CompilerError(f"what is compiled cannot be used: {error}") from error
 
 
 def load(path: Path) -> ctypes.CDLL:
@@ -93,7 +96,9 @@ def load(path: Path) -> ctypes.CDLL:
     return found
 
 
+@functools.cache
 def why_not(precision: Precision) -> str | None:
+    """Remembered: a compiler that fails would be asked again for each model."""
     try:
         library(precision)
     except CompilerError as error:

@@ -191,14 +191,13 @@ static inline void without_sign(const int8_t *x, int64_t n, uint8_t *out) {
     for (int64_t i = 0; i < n; i++) out[i] = (uint8_t)x[i] ^ 0x80;
 }
 
-#define SOME_ROWS 64 /* without signs at a time */
-
 /* It multiplies bytes without a sign by bytes with one: 128 more each, and 128 times the sum of a column less. */
 static void times_vnni(const int8_t *x, int64_t n_all, int64_t n_k, const int8_t *w, const int32_t *sum,
                        int64_t n_columns, int32_t *out) {
-    uint8_t more[(n_all < SOME_ROWS ? n_all : SOME_ROWS) * n_k];
-    for (int64_t begin = 0; begin < n_all; begin += SOME_ROWS) {
-        const int64_t n_rows = n_all - begin < SOME_ROWS ? n_all - begin : SOME_ROWS;
+    const int64_t some = n_k <= 4096 ? 64 : 8; /* rows without signs at a time, on the stack */
+    uint8_t more[(n_all < some ? n_all : some) * n_k];
+    for (int64_t begin = 0; begin < n_all; begin += some) {
+        const int64_t n_rows = n_all - begin < some ? n_all - begin : some;
         without_sign(x + begin * n_k, n_rows * n_k, more);
         for (int64_t c = 0; c < n_columns; c += 32) {
             const int8_t *panel = w + c * n_k;
