@@ -19,7 +19,7 @@ demo: .venv/.package
 	@$(SENTENCES) | $(BIN)/transduce inspect .demo/run --html .demo/inspect.html --quiet
 	@echo 'What each of its heads looked at meanwhile is in .demo/inspect.html: open it in a browser.'
 	@echo
-	@echo 'Three minutes on a CPU are one look at 38,000 short sentences: it has begun to learn, and translates badly.'
+	@echo 'Three minutes on a CPU are a look or two at 38,000 short sentences: it has begun to learn.'
 	@echo 'More time, more text or a GPU make of it what you saw first.'
 	@echo
 	@echo 'Next: $(BIN)/transduce train YOUR.de YOUR.en --out run          your own two files'

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import transduce.native as native
@@ -40,39 +42,45 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 SHAPES = [(1, 64, 32), (37, 130, 75), (4, 256, 768), (3, 100, 300), (128, 1024, 256), (19, 4100, 32)]
 
 
+def filled(x_RN: Tensor) -> Tensor:
+    """Up to what products take."""
+    n_rows, n_in = x_RN.shape
+    return F.pad(x_RN, (0, up(n_in, INPUTS) - n_in, 0, up(n_rows, ROWS) - n_rows))
+
+
+def product_of(library: ctypes.CDLL, W_FN: Tensor, dtype: torch.dtype) -> Callable[[Tensor, int], Tensor]:
+    """Of the first rows of what is filled up. `dtype`: of what comes out."""
+    n_out, n_in = W_FN.shape
+    packed = torch.empty(up(n_in, INPUTS) * up(n_out, COLUMNS), dtype=W_FN.dtype)
+    sums = torch.empty(up(n_out, COLUMNS), dtype=torch.int32)
+    library.pack(W_FN.data_ptr(), n_in, n_out, packed.data_ptr(), sums.data_ptr())
+    matrix = native.Matrix(packed.data_ptr(), sums.data_ptr(), None, None, n_in, n_out)
+
+    def product(x_RN: Tensor, n_rows: int, _held: tuple[Tensor, Tensor] = (packed, sums)) -> Tensor:
+        found_RF = torch.empty(up(n_rows, ROWS), up(n_out, COLUMNS), dtype=dtype)
+        library.multiply(x_RN.data_ptr(), n_rows, ctypes.byref(matrix), found_RF.data_ptr())
+        return found_RF[:n_rows, :n_out]
+
+    return product
+
+
 @pytest.mark.parametrize(("n_rows", "n_in", "n_out"), SHAPES)
 def test_products_are_exact(library: ctypes.CDLL, n_rows: int, n_in: int, n_out: int) -> None:
     torch.manual_seed(0)
     x_RN, W_FN = (torch.randint(-127, 128, (n, n_in), dtype=torch.int8) for n in (n_rows, n_out))
-    filled_RN = torch.zeros(up(n_rows, ROWS), up(n_in, INPUTS), dtype=torch.int8)
-    filled_RN[:n_rows, :n_in] = x_RN
-    packed = torch.empty(up(n_in, INPUTS) * up(n_out, COLUMNS), dtype=torch.int8)
-    sums = torch.empty(up(n_out, COLUMNS), dtype=torch.int32)
-    library.pack(W_FN.data_ptr(), n_in, n_out, packed.data_ptr(), sums.data_ptr())
-    found_RF = torch.empty(len(filled_RN), up(n_out, COLUMNS), dtype=torch.int32)
-    matrix = native.Matrix(packed.data_ptr(), sums.data_ptr(), None, None, n_in, n_out)
-    library.multiply(filled_RN.data_ptr(), n_rows, ctypes.byref(matrix), found_RF.data_ptr())
-    assert torch.equal(found_RF[:n_rows, :n_out], x_RN.int() @ W_FN.int().T)
+    found_RF = product_of(library, W_FN, torch.int32)(filled(x_RN), n_rows)
+    assert torch.equal(found_RF, x_RN.int() @ W_FN.int().T)
 
 
 @pytest.mark.parametrize(("n_rows", "n_in", "n_out"), SHAPES)
 def test_in_float32_a_row_is_the_same_alone(n_rows: int, n_in: int, n_out: int) -> None:
     torch.manual_seed(0)
-    library = native.library("float32")
     x_RN, W_FN = (torch.randn(n, n_in) for n in (n_rows, n_out))
-    filled_RN = torch.zeros(up(n_rows, ROWS), up(n_in, INPUTS))
-    filled_RN[:n_rows, :n_in] = x_RN
-    packed = torch.empty(up(n_in, INPUTS) * up(n_out, COLUMNS))
-    sums = torch.empty(up(n_out, COLUMNS), dtype=torch.int32)
-    library.pack(W_FN.data_ptr(), n_in, n_out, packed.data_ptr(), sums.data_ptr())
-    matrix = native.Matrix(packed.data_ptr(), sums.data_ptr(), None, None, n_in, n_out)
-    found_RF, alone_RF = (torch.full((len(filled_RN), up(n_out, COLUMNS)), torch.nan) for _ in range(2))
-    library.multiply(filled_RN.data_ptr(), n_rows, ctypes.byref(matrix), found_RF.data_ptr())
-    for row in range(n_rows):
-        library.multiply(filled_RN[row].data_ptr(), 1, ctypes.byref(matrix), alone_RF[row].data_ptr())
+    product, filled_RN = product_of(native.library("float32"), W_FN, torch.float32), filled(x_RN)
+    found_RF = product(filled_RN, n_rows)
     expected = x_RN.double() @ W_FN.double().T
-    torch.testing.assert_close(found_RF[:n_rows, :n_out].double(), expected, rtol=1e-4, atol=1e-3)
-    assert torch.equal(found_RF[:n_rows, :n_out], alone_RF[:n_rows, :n_out])
+    torch.testing.assert_close(found_RF.double(), expected, rtol=1e-4, atol=1e-3)
+    assert torch.equal(found_RF, torch.cat([product(filled_RN[row:], 1) for row in range(n_rows)]))
 
 
 CHANGES: list[dict[str, Any]] = [

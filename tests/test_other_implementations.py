@@ -232,7 +232,7 @@ def test_marian_generates_the_same_translations(start: int) -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "output_bias": True}], ids=str)
 def test_to_marian_and_back_nothing_changes(changes: dict[str, Any]) -> None:
-    """Norms of ours that add 1e-5, as its do: then logits are the same to rounding, in float64."""
+    """Norms of ours that add 1e-5, as its do: then logits are the same to the rounding of its sinusoids, float32."""
     config = prime_config(d_model=110, n_heads=5, d_k=22, d_v=22, norm_eps=1e-5, **changes)
     ours, (source_BS, target_BT) = random_model(config).eval(), random_ids(config)
     theirs = to_marian(ours, longest=64).double()

@@ -24,24 +24,17 @@ from experiments.runs import beside, settings_from, train_config
 from experiments.table2 import CORPORA, PAPER_RUNS, Paper, how_to_run
 from tests.command import run_here
 from tests.primes import prime_config
-from tests.test_prepare import sentences, write_pairs
-from transduce import DataConfig, Transformer, base, big, override, tiny, with_model
-from transduce.data.corpora import find_corpus
-from transduce.data.prepare import Prepared, prepare
+from tests.test_prepare import sentences
+from tests.test_training import prepared_folder
+from transduce import Transformer, base, big, override, tiny, with_model
+from transduce.data.prepare import Prepared
 from transduce.paper import check_paper
 from transduce.training import run as training_run
 from transduce.training.loop import Trainer
 from transduce.training.run import Request, configure
 
 RESULTS = Path(__file__).parents[1] / "experiments" / "results"
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("table2")
-    files = write_pairs(folder, "a", sentences(400))
-    prepare([find_corpus(files, None)], folder / "prepared", DataConfig(), vocab_size=300)
-    return folder / "prepared"
+__all__ = ["prepared_folder"]
 
 
 # The paper's runs
@@ -73,7 +66,7 @@ def test_a_departure_from_the_paper_is_found() -> None:
 
 @pytest.mark.parametrize("name", list(PAPER_RUNS))
 def test_the_commands_that_are_printed_make_the_papers_run(
-    name: str, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, prepared_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table2.main(["--print", name])
     printed = capsys.readouterr().out
@@ -94,18 +87,18 @@ def test_the_commands_that_are_printed_make_the_papers_run(
     assert asked == [(8, alone[1:])], "eight processes of the same command"
     assert several[several.index("transduce") + 1 :] == alone[1:-2], "as one machine would, but for their number"
     settings = [alone[place + 1] for place, word in enumerate(alone) if word == "--set"]
-    request = Request(prepared=str(prepared), size=alone[alone.index("--size") + 1], settings=settings)
-    config, _ = configure(request, Prepared(prepared), None)
+    request = Request(prepared=str(prepared_folder), size=alone[alone.index("--size") + 1], settings=settings)
+    config, _ = configure(request, Prepared(prepared_folder), None)
     assert config == with_model(PAPER_RUNS[name].config(), source_vocab_size=300, target_vocab_size=300)
 
 
 @pytest.mark.slow
-def test_a_printed_command_runs_under_torchrun(prepared: Path, tmp_path: Path) -> None:
+def test_a_printed_command_runs_under_torchrun(prepared_folder: Path, tmp_path: Path) -> None:
     """Two processes on a CPU, all else but the sizes as printed."""
     (line,) = (line for line in how_to_run("en_fr_big").splitlines() if line.startswith("transduce train "))
     words = shlex.split(line)
     words[words.index("--out") + 1], words[words.index("--devices") + 1] = str(tmp_path / "run"), "2"
-    words[2] = str(prepared)
+    words[2] = str(prepared_folder)
     sizes = ["model.d_model=32", "model.d_ff=64", "model.d_k=4", "model.d_v=4", "data.batch_tokens=300"]
     for setting in [*sizes, "train.max_steps=3", "train.valid_translations=0"]:
         words += ["--set", setting]
@@ -207,7 +200,7 @@ def test_the_command_trains_scores_and_shows(
     assert "`nrefs:1|bs:1000|seed:12345|case:mixed|eff:no|tok:none|smooth:exp|version:2.6.0`" in shown
 
 
-def test_a_run_goes_on_where_it_stopped(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_where_it_stopped(prepared_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = override(CORPORA["europarl"].config(), [*TOY, "train.seed=3"])
     real, n_steps = Trainer.take_step, 0
 
@@ -222,8 +215,8 @@ def test_a_run_goes_on_where_it_stopped(prepared: Path, tmp_path: Path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "take_step", take_step)
         with pytest.raises(KeyboardInterrupt):
-            train_config(tmp_path / "run", prepared, config, device="cpu")
-    done = train_config(tmp_path / "run", prepared, config, device="cpu")
+            train_config(tmp_path / "run", prepared_folder, config, device="cpu")
+    done = train_config(tmp_path / "run", prepared_folder, config, device="cpu")
     events = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "resumed"] == [4]
     assert done.ended["steps"] == 6

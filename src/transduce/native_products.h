@@ -48,7 +48,9 @@ void pack(const entry *columns, int64_t n_in, int64_t n_out, entry *packed, int3
         for (int64_t i = 0; i < n_in; i++) {
             entry w = columns[c * n_in + i];
             packed[c / 16 * 16 * n_k + i / BESIDE * 16 * BESIDE + c % 16 * BESIDE + i % BESIDE] = w;
-            sum[c] += (int32_t)w;
+#ifndef FLOAT32
+            sum[c] += w;
+#endif
         }
 }
 

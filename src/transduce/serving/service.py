@@ -99,10 +99,10 @@ class Service:
         way, source = self.way(question)
         parts = [BREAKS.split(text) for text in question.texts]  # lines, and between them what breaks them
         lines = [line for of in parts for line in of[::2]]
-        n_characters = sum(map(len, lines))
+        n_characters = sum(map(len, question.texts))
         make = partial(Job, way, lines, client)
         job = make() if n_characters <= SHORT else await asyncio.to_thread(make)
-        note |= {"characters": sum(map(len, question.texts)), "sentences": job.n_sentences}
+        note |= {"characters": n_characters, "sentences": job.n_sentences}
         self.check_size(job)
         self.batcher.submit(job)
         found = iter(await self.wait(job, gone))
