@@ -166,7 +166,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prepared", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rows", nargs="+", default=LETTERS, choices=LETTERS, help="By their letters.")
+    parser.add_argument(
+        "--rows", nargs="*", default=LETTERS, metavar="LETTER",
+        help=f"By their letters, {', '.join(LETTERS)}; none: the norms of gradients alone.",
+    )  # fmt: skip
     parser.add_argument("--names", nargs="+", help="Of these only those of these names.")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--beside", type=int, default=1, help="Runs at once: small models leave most of a GPU idle.")
@@ -180,6 +183,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.prepared is None and not options.table:
         parser.error("--prepared FOLDER is needed to run anything")
+    if unknown := set(options.rows).difference(LETTERS):
+        parser.error(f"--rows {unknown.pop()} is none of {', '.join(LETTERS)}")
     return options
 
 
