@@ -38,11 +38,18 @@ class Gate:
         self.stepper, self.start, self.is_open = stepper, stepper.start, threading.Event()
         self.steps = 0
         self.is_open.set()
+        if hasattr(stepper, "turn"):  # where it is compiled
+            self.turn, self.enter = self._turn, stepper.enter  # type: ignore[attr-defined]
 
     def step(self, last_R: Any, state: Any) -> Any:
         assert self.is_open.wait(60)
         self.steps += 1
         return self.stepper.step(last_R, state)
+
+    def _turn(self, *given: Any) -> Any:
+        assert self.is_open.wait(60)
+        self.steps += 1
+        return self.stepper.turn(*given)  # type: ignore[attr-defined]
 
 
 def gated() -> tuple[Translator, Gate]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,17 @@ from torch import Tensor
 import transduce.native as native
 from tests.primes import prime_config, random_model
 from tests.test_bundled import heldout
+from tests.test_graph_stepper import rules_of, sentences_of
+from tests.test_search import by_number
 from tests.test_stepper import sources
 from transduce import Translator
+from transduce.config import DecodeConfig
+from transduce.decoding import Beams, How, Hypothesis, Sentence, _padded, best, free, limit_of, search
+from transduce.errors import DataError
+from transduce.model import Transformer
 from transduce.native_stepper import COLUMNS, INPUTS, ROWS, NativeStepper
-from transduce.peaks import GROUP, Doubts, Peaks
-from transduce.stepper import FastStepper
+from transduce.peaks import GROUP, Peaks
+from transduce.stepper import Cells, FastStepper
 
 pytestmark = pytest.mark.skipif("AVX512" in str(native.why_not("int8")), reason="this processor cannot")
 PRECISIONS: list[native.Precision] = ["int8", "float32"]
@@ -141,35 +150,173 @@ def its_own(peaks: Peaks) -> None:
     assert bool((last[:, logits_RV.shape[1] - (n_groups - 1) * GROUP :] < -1e38).all()), "past the last there is none"
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("n_kept", [1, 4])
-@pytest.mark.parametrize("forbidden", [0.0, 0.3, 0.99])
-def test_the_best_continuations_are_found(n_kept: int, forbidden: float, precision: native.Precision) -> None:
-    """From the same peaks by both ways; some hypotheses go no further, some sentences may not end, few tokens may be
-    said."""
-    config = prime_config(target_vocab_size=1103, tied_embeddings="none")
+class Slow:
+    """The same steps; all that a search does around them is decoding.py's."""
+
+    def __init__(self, stepper: NativeStepper) -> None:
+        self.start, self.step = stepper.start, stepper.step
+
+
+def one_that_ends(more: float) -> Transformer:
+    """Random, but that the end mark is as probable as others: else all would be cut off at the limit."""
+    config = prime_config(target_vocab_size=300, tied_embeddings="none", output_bias=True)
     model = random_model(config, torch.float32).eval()
-    fast, n, eos_id = NativeStepper(model, precision), 6, 7
-    state = fast.start(sources(n, 9, 0, config.pad_id)).select(torch.arange(n).repeat_interleave(n_kept))
-    peaks, _ = fast.step(torch.randint(3, 30, (n * n_kept,)), state)
-    penalty_AV = torch.zeros(2, 1103).masked_fill(torch.rand(2, 1103) < forbidden, -torch.inf)
-    penalty_AV[:, eos_id] = 0
-    so_far_BK = -torch.rand(n, n_kept)
-    so_far_BK[0, 1:], so_far_BK[1] = -torch.inf, -torch.inf
-    state_BK = torch.randint(0, 2, (n, n_kept))
-    may_end_B = torch.arange(n) % 2 == 0
-    for may_end in (None, may_end_B):
-        found = peaks.best(so_far_BK, state_BK, penalty_AV, torch.full((n, 1), n_kept), may_end, eos_id, Doubts())
-        assert found is not None
-        value_BC, parent_BC, token_BC = found
-        log_prob_RV = peaks.logits() - peaks.log_sum_R1 + penalty_AV[state_BK.flatten()] + so_far_BK.view(-1, 1)
-        allowed_BKV = log_prob_RV.view(n, n_kept, -1)
-        if may_end is not None:
-            allowed_BKV[~may_end, :, eos_id] = -torch.inf
-        expected_BC, place_BC = allowed_BKV.flatten(1).topk(n_kept + 1)
-        torch.testing.assert_close(value_BC, expected_BC)
-        is_one_BC = expected_BC > -torch.inf
-        assert torch.equal((parent_BC * 1103 + token_BC)[is_one_BC], place_BC[is_one_BC])
+    assert model.embedding.output_bias is not None
+    with torch.no_grad():
+        model.embedding.output_bias[config.eos_id] += more
+    return model
+
+
+SEARCHES: list[tuple[dict[str, Any], float]] = [
+    ({"beam_size": 1}, 0.3), ({"beam_size": 4, "n_best": 3}, 0.3), ({"beam_size": 3, "min_length": 9}, 0),
+    ({"beam_size": 3, "stop_early": False}, 0), ({"beam_size": 4, "length_penalty": "length", "length_alpha": 1.0}, 0),
+    ({"beam_size": 4, "n_best": 4}, 0.99),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("settings", "forbidden"), SEARCHES, ids=str)
+def test_searches_find_the_same(settings: dict[str, Any], forbidden: float, precision: native.Precision) -> None:
+    """As by turns of decoding.py. Past tokens may be added up in another order, so scores are near; in int8 a value may
+    then fall to another whole number, and a search to another side: few do."""
+    how, n_far = DecodeConfig(**settings), 0
+    fast = NativeStepper(one_that_ends(8 if how.beam_size == 1 else 6), precision)
+    config, rules = fast.config, rules_of(fast.config, forbidden)
+    rules = rules._replace(penalty_AV=rules.penalty_AV.float())
+    sentences, n_turns = sentences_of(61, 5), Counter[bool]()
+
+    def found_by(is_fast: bool) -> dict[int, list[Hypothesis]]:
+        stepper: Any = fast if is_fast else Slow(fast)
+        count = lambda _: n_turns.update([is_fast]) or ()  # noqa: E731
+        return by_number(search(stepper, config, sentences, how, rules, batch_size=11, withdrawn=count))
+
+    found, expected = found_by(True), found_by(False)
+    assert found.keys() == expected.keys()
+    assert n_turns[True] == n_turns[False] or precision == "int8"
+    if forbidden < 0.9:
+        assert {True, False} == {one.has_ended for of in expected.values() for one in of}
+    for number, others in expected.items():
+        own = found[number]
+        is_same = [(one.ids, one.has_ended) for one in own] == [(one.ids, one.has_ended) for one in others]
+        near = 1e-4 if precision == "float32" else 0.05
+        is_near = is_same and all(
+            (a.log_prob, a.score, a.margin) == pytest.approx((b.log_prob, b.score, b.margin), rel=1e-5, abs=near)
+            for a, b in zip(own, others, strict=True)
+        )
+        n_far += not is_near and others[0].margin > near
+    assert n_far <= (0 if precision == "float32" else 3)
+
+
+def test_turns_of_both_kinds_go_on_with_what_the_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a forced prefix turns are those of decoding.py, before and after it compiled."""
+    fast, how = NativeStepper(one_that_ends(6), "float32"), DecodeConfig(beam_size=3)
+    config = fast.config
+    prefixes = {4: [5], 5: [6] * 15}
+    sentences = [s._replace(prefix=prefixes.get(s.number % 9, ())) for s in sentences_of(61, 3)]
+    kinds: list[bool] = []
+    is_plain = How.is_plain
+
+    def noted(self: How, beams: Beams) -> bool:
+        kinds.append(is_plain(self, beams))
+        return kinds[-1]
+
+    monkeypatch.setattr(How, "is_plain", noted)
+    found = by_number(search(fast, config, sentences, how, batch_size=7, batch_tokens=80))
+    n_changes = sum(one != other for one, other in pairwise(kinds))
+    assert n_changes > 6, "after a prefix all were of one kind"
+    expected = by_number(search(Slow(fast), config, sentences, how, batch_size=7, batch_tokens=80))
+    assert found.keys() == expected.keys()
+    for number, others in expected.items():
+        assert [one.ids for one in found[number]] == [one.ids for one in others]
+        assert found[number][0].log_prob == pytest.approx(others[0].log_prob, rel=1e-5)
+    assert all(found[number][0].ids[:15] == [6] * 15 for number in range(5, 61, 9))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_who_enters_by_one_call_stands_as_by_many(precision: native.Precision) -> None:
+    """Every tensor of hypotheses and state, but what nobody reads: cells that are hidden, lanes past a source."""
+    config = prime_config(target_vocab_size=300, tied_embeddings="none")
+    stepper, settings = NativeStepper(random_model(config, torch.float32).eval(), precision), DecodeConfig(beam_size=3)
+    how = How(settings, free(config), config.eos_id, best)
+    first = [Sentence(i, [*range(3, 20 - i)]) for i in range(5)]
+    new, places = [Sentence(7, [4, 5, 6]), Sentence(8, [*range(8, 21)])], [3, 1]
+
+    def begun(sentences: list[Sentence]) -> tuple[Beams, Cells]:
+        source_BS = _padded([sentence.source for sentence in sentences], config.pad_id, torch.device("cpu"))
+        state = stepper.start(source_BS).select(torch.arange(len(sentences)).repeat_interleave(3))
+        limits = [limit_of(sentence, settings, None) for sentence in sentences]
+        return Beams.start(sentences, settings, limits, config.bos_id, torch.device("cpu")), state
+
+    def some_turns() -> tuple[Beams, Cells]:
+        beams, state = begun(first)
+        for _ in range(4):
+            beams, state, _ = stepper.turn(beams, state, how)
+        return beams, state
+
+    beams, state = some_turns()
+    entered = stepper.enter(beams, state, places, new, [limit_of(sentence, settings, None) for sentence in new])
+    assert entered is not None
+    beams, state = some_turns()
+    fresh_beams, fresh = begun(new)
+    expected = beams.put(torch.tensor(places), fresh_beams), state.put(torch.tensor(places), fresh)
+    for f in fields(Beams):
+        assert torch.equal(getattr(entered[0], f.name), getattr(expected[0], f.name)), f.name
+    for name in ("unseen_B11S", "source_B", "hidden_BKC", "length_B"):
+        assert torch.equal(getattr(entered[1], name), getattr(expected[1], name)), name
+    assert entered[1].longest == expected[1].longest == 4
+    is_seen_1B11S = entered[1].unseen_B11S[None] == 0
+    for name, seen in (("memory_key_LBHKS", is_seen_1B11S), ("memory_value_LBHSU", is_seen_1B11S.transpose(3, 4))):
+        a, b = (getattr(some, name).where(seen, torch.zeros(())) for some in (entered[1], expected[1]))
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_each_sees_as_many_cells_as_it_has_tokens(precision: native.Precision) -> None:
+    """One sentence at a time: beside others, those that ended leave cells in what is copied anyway."""
+    translator = Translator.load(device="cpu", precision=precision, batch_size=1)
+    translator.settings = replace(translator.settings, beam_size=8, n_best=5)
+    turn, n_looked_at = translator.stepper.turn, 0  # type: ignore[attr-defined]
+
+    def looked_at(beams: Beams, state: Cells, how: How) -> tuple[Beams, Cells, list[bool]]:
+        nonlocal n_looked_at
+        beams, state, is_over = turn(beams, state, how)
+        goes_on_BK = (beams.log_prob_BK > -torch.inf) & ~torch.tensor(is_over)[:, None]
+        n_seen_BK = (state.hidden_BKC == 0).sum(2)
+        assert torch.equal(n_seen_BK[goes_on_BK], beams.length_B[:, None].expand_as(n_seen_BK)[goes_on_BK])
+        n_looked_at += int(goes_on_BK.sum())
+        return beams, state, is_over
+
+    translator.stepper.turn = looked_at  # type: ignore[attr-defined]
+    for text in heldout()[0][:100]:
+        translator.translate([text])
+    assert n_looked_at > 1000
+
+
+def test_past_the_end_of_a_table_nothing_is_read() -> None:
+    config = prime_config(positions="learned", max_positions=41)
+    fast, how = NativeStepper(random_model(config, torch.float32).eval(), "float32"), DecodeConfig(min_length=60)
+    with pytest.raises(DataError, match="a text has 42 tokens, learned positions end at 41"):
+        fast.start(torch.full((1, 42), 5))
+    with pytest.raises(DataError, match="a text has 42 tokens, learned positions end at 41"):
+        by_number(search(fast, config, [Sentence(0, [5, 6, 7])], how))
+    with pytest.raises(DataError, match="token ids from 5 to 50000, this model knows 0 to"):
+        fast.start(torch.tensor([[5, 50_000]]))
+    with pytest.raises(DataError, match="token ids from 5 to 50000, this model knows 0 to"):
+        by_number(search(fast, config, [Sentence(0, [5]), Sentence(1, [5, 50_000])], how, batch_size=1, longest=5))
+
+
+def test_who_has_no_room_does_not_enter_by_one_call() -> None:
+    config = prime_config(target_vocab_size=300, tied_embeddings="none")
+    stepper, settings = NativeStepper(random_model(config, torch.float32).eval(), "int8"), DecodeConfig()
+    here = Beams.start([Sentence(0, [3] * 9)], settings, [20], config.bos_id, torch.device("cpu"))
+    state = stepper.start(torch.full((1, 9), 3)).select(torch.arange(1).repeat_interleave(settings.beam_size))
+    for sentence, limit in (
+        (Sentence(1, [3] * 17), 20), (Sentence(1, [3] * 9), 21), (Sentence(1, [3] * 9, prefix=[4]), 20),
+    ):  # fmt: skip
+        assert stepper.enter(here, state, [0], [sentence], [limit]) is None
+    forced = replace(here, forced_BT=torch.tensor([[4]]))  # by one who leaves, or who stays
+    assert stepper.enter(forced, state, [0], [Sentence(1, [3] * 9)], [20]) is None
+    assert stepper.enter(here, state, [0], [Sentence(1, [3] * 9)], [20]) is not None
 
 
 def test_cells_that_somebody_needs_are_not_given_away() -> None:

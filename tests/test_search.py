@@ -31,6 +31,7 @@ from transduce.decoding import (
     uniform,
 )
 from transduce.peaks import Doubts, Peaks, first_of_equals
+from transduce.stepper import FastStepper
 
 CONFIG = prime_config()
 A, B, C, END = 5, 7, 11, CONFIG.eos_id
@@ -448,6 +449,19 @@ def test_what_is_withdrawn_leaves_and_changes_nothing_for_the_others(longest: in
         assert [h.score for h in hypotheses] == pytest.approx([h.score for h in undisturbed[number]])
     assert max(in_turn) <= 8
     assert not list(search(model, CONFIG, sentences, settings, batch_size=8, withdrawn=lambda of: range(len(of))))
+
+
+@pytest.mark.parametrize(("n_vocabulary", "n_kept"), [(37, 4), (300, 7)])
+def test_nothing_past_the_vocabulary_is_said(n_vocabulary: int, n_kept: int) -> None:
+    """Not even of those that are over, who go on for nothing: groups of tokens are filled up past the last."""
+    config = prime_config(target_vocab_size=n_vocabulary, tied_embeddings="none", output_bias=True)
+    model, chance = random_model(config, torch.float32).eval(), random.Random(1)
+    assert model.embedding.output_bias is not None
+    with torch.no_grad():
+        model.embedding.output_bias[config.eos_id] += 7
+    sentences = [Sentence(i, chance.choices(range(3, 30), k=chance.randint(1, 14))) for i in range(60)]
+    found = search(FastStepper(model), config, sentences, DecodeConfig(beam_size=n_kept), batch_size=11)
+    assert len(by_number(found)) == 60
 
 
 def test_where_nothing_may_be_said_nothing_is() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.primes import prime_config, random_model
 from tests.test_bundled import heldout
 from transduce import Translator
-from transduce.decoding import put
+from transduce.decoding import Beams, How, put
 from transduce.native import Precision
 from transduce.peaks import Peaks
 from transduce.stepper import BLOCK, FEW_ROWS, Cells, FastStepper, Int8Product, Product, why_not
@@ -178,10 +178,10 @@ def test_whoever_leaves_early_leaves_no_search_behind(two_threads: None) -> None
 def test_what_fails_in_a_search_fails_here(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     translator = Translator.load(device="cpu")
 
-    def fail(last_R: Tensor, state: Cells) -> None:
+    def fail(beams: Beams, state: Cells, how: How) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(translator.stepper, "step", fail)
+    monkeypatch.setattr(translator.stepper, "turn", fail, raising=False)
     with pytest.raises(MemoryError, match="no room"):
         translator.translate(heldout()[0][:40])
     assert n_searches() == 0

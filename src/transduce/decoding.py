@@ -16,9 +16,10 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from transduce.config import DecodeConfig, ModelConfig
@@ -149,8 +150,8 @@ def best(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
     value_BC, place_BC = first_of_equals(candidate_BC, n_candidates, n_open_B1)
     if n_candidates <= n_kept:
         fill = n_kept + 1 - n_candidates
-        value_BC = torch.nn.functional.pad(value_BC, (0, fill), value=-torch.inf)
-        place_BC = torch.nn.functional.pad(place_BC, (0, fill))
+        value_BC = F.pad(value_BC, (0, fill), value=-torch.inf)
+        place_BC = F.pad(place_BC, (0, fill))
     return _open(value_BC, place_BC // n_vocabulary, place_BC % n_vocabulary, n_open_B1)
 
 
@@ -276,23 +277,28 @@ class Beams:
         log_prob_BK = torch.zeros(n, n_kept, device=device)
         if settings.method == "beam":
             log_prob_BK[:, 1:] = -torch.inf  # all rows are alike before the first token
-        nothing_BK = torch.full((n, n_kept), -torch.inf, device=device)
-        whole_B, whole_BK = torch.zeros(n, dtype=torch.long, device=device), torch.zeros_like(nothing_BK).long()
+
+        def whole(*shape: int, value: int = 0) -> Tensor:
+            return torch.full(shape, value, device=device)
+
+        def none() -> Tensor:
+            return torch.full((n, n_kept), -torch.inf, device=device)
+
         return cls(
             number_B=torch.tensor([sentence.number for sentence in sentences], device=device),
-            length_B=whole_B,
+            length_B=whole(n),
             limit_B=torch.tensor(limits, device=device),
             forced_BT=torch.tensor(forced, dtype=torch.long, device=device).view(n, n_forced),
             margin_B=torch.full((n,), torch.inf, device=device),
-            n_ended_B=whole_B,
-            token_BKT=torch.full((n, n_kept, longest), NONE, device=device),
-            last_BK=torch.full((n, n_kept), bos_id, device=device),
+            n_ended_B=whole(n),
+            token_BKT=whole(n, n_kept, longest, value=NONE),
+            last_BK=whole(n, n_kept, value=bos_id),
             log_prob_BK=log_prob_BK,
-            state_BK=whole_BK,
-            ended_token_BKT=torch.full((n, n_kept, longest), NONE, device=device),
-            ended_log_prob_BK=nothing_BK,
-            ended_score_BK=nothing_BK,
-            ended_length_BK=whole_BK,
+            state_BK=whole(n, n_kept),
+            ended_token_BKT=whole(n, n_kept, longest, value=NONE),
+            ended_log_prob_BK=none(),
+            ended_score_BK=none(),
+            ended_length_BK=whole(n, n_kept),
         )
 
     def select(self, sentences_B: Tensor) -> Beams:
@@ -304,17 +310,31 @@ class Beams:
         return Beams(**kept)
 
     def join(self, other: Beams) -> Beams:
-        def both(a: Tensor, b: Tensor) -> Tensor:
-            if a.shape[-1] != b.shape[-1] and a.ndim > 1:
-                n = max(a.shape[-1], b.shape[-1])
-                a, b = (torch.nn.functional.pad(x, (0, n - x.shape[-1]), value=NONE) for x in (a, b))
-            return torch.cat([a, b])
-
-        return Beams(**{f.name: both(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)})
+        wide, other = self._as_wide_as(other), other._as_wide_as(self)
+        return Beams(**{f.name: torch.cat([getattr(wide, f.name), getattr(other, f.name)]) for f in fields(self)})
 
     def put(self, places: Tensor, other: Beams) -> Beams:
-        """The sentences at these places give way to the other's, in order."""
-        return self.join(other).select(_after_them(len(self.number_B), places))
+        """The sentences at these places give way to the other's, in order. Nothing else is copied."""
+        wide, other = self._as_wide_as(other), other._as_wide_as(self)
+        for f in fields(self):
+            own = getattr(wide, f.name)
+            own.index_copy_(0, places, getattr(other, f.name).to(own.dtype))  # steppers may be of float64
+        return wide
+
+    def _as_wide_as(self, other: Beams) -> Beams:
+        """With room for as many tokens."""
+        widths = {name: getattr(other, name).shape[-1] for name in ("forced_BT", "token_BKT", "ended_token_BKT")}
+        more = {name: n - getattr(self, name).shape[-1] for name, n in widths.items()}
+        wider = {name: F.pad(getattr(self, name), (0, n), value=NONE) for name, n in more.items() if n > 0}
+        return replace(self, **wider) if wider else self
+
+    def without_what_was_said(self) -> Beams:
+        """Nothing is forced any more once all have said it."""
+        if (n := self.forced_BT.shape[1]) == 0:
+            return self
+        T = torch.arange(n, device=self.forced_BT.device)
+        is_left = ((self.forced_BT != NONE) & (self.length_B[:, None] <= T)).any()
+        return self if bool(is_left) else replace(self, forced_BT=self.forced_BT[:, :0])
 
     def place_BK1(self, length_B: Tensor) -> Tensor:
         """Among the tokens. Those that are over may be past their end: what they say there does not count."""
@@ -401,46 +421,55 @@ def restrict(beams: Beams, log_prob_RV: Tensor, settings: DecodeConfig, rules: R
     return allowed_RV
 
 
-def harvest(beams: Beams, sentences_B: Tensor, settings: DecodeConfig) -> list[list[Hypothesis]]:
+def harvest(beams: Beams, sentences: Sequence[int], settings: DecodeConfig) -> list[list[Hypothesis]]:
     """For each of these sentences, the best first. Those cut off at the limit come after all that have ended.
 
     Where the rules left nothing to say, there is one hypothesis of nothing, which has not ended.
     """
     found = []
-    live_score_BK = beams.log_prob_BK / length_penalty(beams.length_B.clamp(min=1), settings)[:, None]
-    columns = (
-        beams.margin_B, beams.n_ended_B, beams.ended_token_BKT, beams.ended_log_prob_BK, beams.ended_score_BK,
-        beams.ended_length_BK, beams.token_BKT, beams.log_prob_BK, live_score_BK, beams.length_B,
+    columns = here(
+        [
+            beams.margin_B, beams.n_ended_B, beams.ended_token_BKT, beams.ended_log_prob_BK, beams.ended_score_BK,
+            beams.ended_length_BK, beams.token_BKT, beams.log_prob_BK, beams.length_B,
+        ], sentences,
     )  # fmt: skip
-    for margin, n_ended, tokens, log_probs, scores, lengths, live, live_log_probs, live_scores, length in zip(
-        *(column.tolist() for column in here([column[sentences_B] for column in columns])), strict=True
+    for margins, n_ended, tokens, log_probs, scores, lengths, live, live_log_probs, length in zip(
+        *columns, strict=True
     ):
-        ended = [Hypothesis(tokens[i][: lengths[i] - 1], log_probs[i], scores[i], True, margin) for i in range(n_ended)]
-        ended.sort(key=lambda hypothesis: -hypothesis.score)
-        if len(ended) > 1:  # by which of them wins, too, it may have been close
-            closest = min(margin, ended[0].score - ended[1].score)
-            ended = [replace(hypothesis, margin=closest) for hypothesis in ended]
-        cut = [
-            Hypothesis(live[i][:length], live_log_probs[i], live_scores[i], False, margin)
-            for i in range(len(live)) if live_log_probs[i] > -torch.inf
-        ]  # fmt: skip
-        cut.sort(key=lambda hypothesis: -hypothesis.score)
+        margin, order = float(margins), sorted(range(int(n_ended)), key=lambda i: -scores[i])
+        if len(order) > 1:  # by which of them wins, too, it may have been close
+            margin = min(margin, float(scores[order[0]]) - float(scores[order[1]]))
+        ended = [
+            Hypothesis(tokens[i, : lengths[i] - 1].tolist(), float(log_probs[i]), float(scores[i]), True, margin)
+            for i in order[: settings.n_best]
+        ]
+        cut = []
+        if len(ended) < settings.n_best:
+            penalty = length_penalty(torch.tensor([max(1, int(length))]), settings)
+            live_scores = (torch.from_numpy(live_log_probs) / penalty).tolist()
+            cut = [
+                Hypothesis(live[i, :length].tolist(), float(live_log_probs[i]), live_scores[i], False, float(margins))
+                for i in sorted(range(len(live)), key=lambda i: -live_scores[i]) if live_log_probs[i] > -torch.inf
+            ]  # fmt: skip
         nothing = Hypothesis([], -math.inf, -math.inf, False, margin)
         found.append(([*ended, *cut] or [nothing])[: settings.n_best])
     return found
 
 
-def here(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """From a GPU, by one copy for all of a dtype: it is waited for at each."""
-    if not tensors[0].is_cuda:
-        return list(tensors)
+def here(tensors: Sequence[Tensor], sentences: Sequence[int]) -> list[list[Any]]:
+    """Some sentences' part of each, as NumPy has it, which makes small things sooner. From a GPU by one copy for all of
+    a dtype: it is waited for at each."""
+    if tensors[0].device.type == "cpu":
+        return [[array[i] for i in sentences] for array in (tensor.numpy() for tensor in tensors)]
+    sentences_B = torch.tensor(sentences, device=tensors[0].device)
+    tensors = [tensor[sentences_B] for tensor in tensors]
     found = list(tensors)
     for dtype in {tensor.dtype for tensor in tensors}:
         places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
         together = torch.cat([tensors[i].flatten() for i in places]).cpu()
         for i, part in zip(places, together.split([tensors[i].numel() for i in places]), strict=True):
             found[i] = part.view(tensors[i].shape)
-    return found
+    return [list(tensor.numpy()) for tensor in found]
 
 
 def limit_of(sentence: Sentence, settings: DecodeConfig, longest: int | None) -> int:
@@ -478,6 +507,7 @@ def search(
     take_turn: Callable[[Beams, S, How], tuple[Beams, S, list[bool]]]
     take_turn = getattr(stepper, "turn", None) or functools.partial(turn, stepper)
     n_kept = settings.n_hypotheses
+    take_in = functools.partial(_take_in, stepper, config, settings, longest, device)
     waiting = _Waiting(sentences, batch_size, batch_tokens)
     running: list[Sentence] = []
     beams: Beams | None = None
@@ -486,21 +516,14 @@ def search(
     """Places of those that are over, until others take them."""
     while True:
         if new := waiting.take(running, gone):
-            limits = [limit_of(sentence, settings, longest) for sentence in new]
-            fresh = stepper.start(_padded([s.source for s in new], config.pad_id, device))
-            if n_kept > 1:
-                fresh = fresh.select(torch.arange(len(new), device=device).repeat_interleave(n_kept))
-            fresh_beams = Beams.start(new, settings, limits, config.bos_id, device)
-            if beams is None or state is None:
-                running, beams, state = new, fresh_beams, fresh
-            else:
-                running, beams, state, gone = _enter(running, beams, state, gone, new, fresh_beams, fresh, n_kept)
+            running, beams, state, gone = take_in(running, beams, state, gone, new)
         if beams is None or state is None or not running:
             return
         beams, state, is_over = take_turn(beams, state, how)
+        beams = beams.without_what_was_said()
         were_gone = set(gone)
         if over := [i for i, is_it in enumerate(is_over) if is_it and i not in were_gone]:
-            found = harvest(beams, torch.tensor(over, device=device), settings)
+            found = harvest(beams, over, settings)
             yield from zip([running[i] for i in over], found, strict=True)
             gone = [*gone, *over]  # the first of them is the first to be followed: none grows for long
         if withdrawn is not None:
@@ -534,6 +557,31 @@ def rows_of_sentences(sentences_B: Tensor, n_kept: int) -> Tensor:
     return (sentences_B[:, None] * n_kept + torch.arange(n_kept, device=sentences_B.device)).flatten()
 
 
+def _take_in(
+    stepper: Stepper[S], config: ModelConfig, settings: DecodeConfig, longest: int | None, device: torch.device,
+    running: list[Sentence], beams: Beams | None, state: S | None, gone: list[int], new: list[Sentence],
+) -> tuple[list[Sentence], Beams, S, list[int]]:  # fmt: skip
+    """Beside those that run. By the stepper's own way where it has one, and all take the places of others."""
+    limits, n_kept, n = [limit_of(sentence, settings, longest) for sentence in new], settings.n_hypotheses, len(new)
+    enter = getattr(stepper, "enter", None) if settings.method == "beam" and n <= len(gone) else None
+    if enter is not None and (entered := enter(beams, state, gone[:n], new, limits)) is not None:
+        return _in_places(running, gone[:n], new), *entered, gone[n:]
+    fresh = stepper.start(_padded([s.source for s in new], config.pad_id, device))
+    if n_kept > 1:
+        fresh = fresh.select(torch.arange(n, device=device).repeat_interleave(n_kept))
+    fresh_beams = Beams.start(new, settings, limits, config.bos_id, device)
+    if beams is None or state is None:
+        return new, fresh_beams, fresh, []
+    return _enter(running, beams, state, gone, new, fresh_beams, fresh, n_kept)
+
+
+def _in_places(running: list[Sentence], places: Sequence[int], new: Sequence[Sentence]) -> list[Sentence]:
+    running = [*running]
+    for place, sentence in zip(places, new, strict=False):
+        running[place] = sentence
+    return running
+
+
 def _enter(
     running: list[Sentence], beams: Beams, state: S, gone: list[int],
     new: list[Sentence], new_beams: Beams, fresh: S, n_kept: int,
@@ -546,9 +594,7 @@ def _enter(
         rows_R = torch.arange(n_put * n_kept, device=device)
         beams = beams.put(places, new_beams if n_put == n else new_beams.select(first))
         state = put(state, places, fresh if n_put == n else fresh.select(rows_R, first), len(running), n_kept)
-        running = [*running]
-        for place, sentence in zip(gone[:n_put], new, strict=False):
-            running[place] = sentence
+        running = _in_places(running, gone[:n_put], new)
     if n_put < n:
         rest = torch.arange(n_put, n, device=device)
         rows_R = torch.arange(n_put * n_kept, n * n_kept, device=device)

@@ -15,6 +15,9 @@
 #define MANY_ROWS 128  /* that go through the layers together */
 #define LOWEST -3e38f  /* for -inf, which the compiler is told not to expect */
 
+/* For those who expect it: it is written and compared, never added. */
+static const union { uint32_t bits; float is; } INFINITE = {0x7f800000u}, MINUS_INFINITE = {0xff800000u};
+
 /* For a test. */
 void multiply(const entry *x, int64_t n_rows, const matrix *m, total *out) { times(x, n_rows, m, 0, m->n_out, out); }
 
@@ -198,6 +201,18 @@ static void think(work *w, int64_t n_rows, const layer *l, float *x) {
     add_and_norm(w, n_rows, &l->two, &l->thinking, x);
 }
 
+/* What is remembered of all sentences, as `Cells` has it. */
+typedef struct {
+    float *cells;   /* layers x sentences x heads x cells x (key, value) */
+    int64_t *cell;  /* sentences x hypotheses: where the key and the value of this step go */
+    float *hidden;  /* sentences x hypotheses x cells: 0 where a cell is of the hypothesis's past */
+    float *keys;    /* layers x sentences x heads x d_k x lanes */
+    float *values;  /* layers x sentences x heads x lanes x d_v */
+    float *unseen;  /* sentences x lanes: 0 where a source has a token */
+    int64_t *n_source, *length;
+    int64_t n_sentences, n_kept, n_cells, end, lanes;
+} state;
+
 /* Encoder: all rows of a sentence look at each other. Sentences lie one behind another, without what fills them up. */
 
 static void attend_to_each_other(const model *m, work *w, const matrix *by, const int64_t *n_source,
@@ -222,46 +237,68 @@ static void attend_to_each_other(const model *m, work *w, const matrix *by, cons
     free(all);
 }
 
-/* keys: layers x sentences x heads x d_k x lanes; values: layers x sentences x heads x lanes x d_v. */
-static void remember(const model *m, work *w, float *keys, float *values, const int64_t *n_source, int64_t all,
-                     int64_t begin, int64_t n_sentences, int64_t n_rows, int64_t lanes) {
-    const int64_t d_k = m->d_k, d_v = m->d_v, n_heads = m->n_heads;
+/* Sentences that come. */
+typedef struct {
+    const int64_t *source; /* sentences x room, filled up with pad_id */
+    const int64_t *places; /* among all sentences */
+    const int64_t *number, *limit;
+    int64_t n, room, pad_id, bos_id;
+    const float *embedding, *positions; /* tokens x d_model, positions x d_model */
+} arrivals;
+
+/* What decoders ask of these sentences, whose rows lie one behind another. */
+static void remember(const model *m, work *w, const state *s, const int64_t *places, int64_t n_sentences,
+                     int64_t n_rows) {
+    const int64_t d_k = m->d_k, d_v = m->d_v, n_heads = m->n_heads, lanes = s->lanes;
     float y[n_heads * (d_k + d_v)];
     for (int64_t l = 0; l < m->n_decoder; l++) {
         const matrix *by = &m->decoder[l].memory_KV;
         int64_t row = 0;
         times(w->x, n_rows, by, 0, by->n_out, w->whole);
-        for (int64_t sentence = begin; sentence < begin + n_sentences; sentence++)
-            for (int64_t s = 0; s < n_source[sentence]; s++, row++) {
+        for (int64_t i = 0; i < n_sentences; i++)
+            for (int64_t at = 0; at < s->n_source[places[i]]; at++, row++) {
                 real(w->whole + row * up(by->n_out, 32), w->x_scale[row], by, 0, by->n_out, y);
                 for (int64_t h = 0; h < n_heads; h++) {
-                    int64_t place = (l * all + sentence) * n_heads + h;
+                    int64_t place = (l * s->n_sentences + places[i]) * n_heads + h;
                     const float *own = y + h * (d_k + d_v);
-                    for (int64_t d = 0; d < d_k; d++) keys[(place * d_k + d) * lanes + s] = own[d];
-                    memcpy(values + (place * lanes + s) * d_v, own + d_k, d_v * sizeof(float));
+                    for (int64_t d = 0; d < d_k; d++) s->keys[(place * d_k + d) * lanes + at] = own[d];
+                    memcpy(s->values + (place * lanes + at) * d_v, own + d_k, d_v * sizeof(float));
                 }
             }
     }
 }
 
-/* x: sentences x room x d_model. */
-void encode(const model *m, const float *x, const int64_t *n_source, float *keys, float *values, int64_t n_sentences,
-            int64_t room, int64_t lanes) {
-    const int64_t n_most = room > MANY_ROWS ? room : MANY_ROWS, n_x = m->d_model;
+static int64_t embed(const arrivals *a, int64_t sentence, int64_t n, int64_t n_x, float *x) {
+    for (int64_t i = 0; i < n; i++) {
+        const float *token = a->embedding + a->source[sentence * a->room + i] * n_x, *position = a->positions + i * n_x;
+        for (int64_t d = 0; d < n_x; d++) x[i * n_x + d] = token[d] + position[d];
+    }
+    return n;
+}
+
+void encode(const model *m, const state *s, const arrivals *a) {
+    const int64_t n_most = a->room > MANY_ROWS ? a->room : MANY_ROWS, n_x = m->d_model;
+    int64_t n_source[a->n];
+    for (int64_t i = 0; i < a->n; i++) {
+        for (n_source[i] = 0; n_source[i] < a->room && a->source[i * a->room + n_source[i]] != a->pad_id;) n_source[i]++;
+        s->n_source[a->places[i]] = n_source[i];
+        float *unseen = s->unseen + a->places[i] * s->lanes;
+        for (int64_t c = 0; c < s->lanes; c++) unseen[c] = c < n_source[i] ? 0 : MINUS_INFINITE.is;
+    }
     work w = work_for(m, n_most);
     float *own = malloc(n_most * n_x * sizeof(float));
-    for (int64_t begin = 0, n; begin < n_sentences; begin += n) {
+    for (int64_t begin = 0, n; begin < a->n; begin += n) {
         int64_t n_rows = 0;
-        for (n = 0; begin + n < n_sentences && n_rows + n_source[begin + n] <= n_most; n_rows += n_source[begin + n++])
-            memcpy(own + n_rows * n_x, x + (begin + n) * room * n_x, n_source[begin + n] * n_x * sizeof(float));
+        for (n = 0; begin + n < a->n && n_rows + n_source[begin + n] <= n_most; n++)
+            n_rows += embed(a, begin + n, n_source[begin + n], n_x, own + n_rows * n_x);
         for (int64_t row = 0; row < n_rows; row++)
             quantise(own + row * n_x, n_x, w.x + row * w.n_x, w.x_scale + row);
         for (int64_t l = 0; l < m->n_encoder; l++) {
-            attend_to_each_other(m, &w, &m->encoder[l].Q_KV, n_source + begin, n, n_rows, room);
+            attend_to_each_other(m, &w, &m->encoder[l].Q_KV, n_source + begin, n, n_rows, a->room);
             add_and_norm(&w, n_rows, &m->encoder[l].O, &m->encoder[l].attending, own);
             think(&w, n_rows, m->encoder + l, own);
         }
-        remember(m, &w, keys, values, n_source, n_sentences, begin, n, n_rows, lanes);
+        remember(m, &w, s, a->places + begin, n, n_rows);
     }
     free(own);
     done(w);
@@ -269,16 +306,8 @@ void encode(const model *m, const float *x, const int64_t *n_source, float *keys
 
 /* Decoder */
 
-typedef struct {
-    float *cells;          /* layers x sentences x heads x cells x (key, value) */
-    const int64_t *cell;   /* sentences x hypotheses: where the key and the value of this step go */
-    const float *hidden;   /* sentences x hypotheses x cells: 0 where a cell is of the hypothesis's past */
-    const float *keys, *values;
-    const int64_t *n_source;
-    int64_t n_sentences, n_kept, n_cells, end, lanes;
-} state;
-
-static void attend_to_past(const model *m, work *w, const state *s, int64_t l, int64_t begin, int64_t n_rows) {
+/* rows: of which hypotheses, among all, these rows are. */
+static void attend_to_past(const model *m, work *w, const state *s, int64_t l, const int64_t *rows, int64_t n_rows) {
     const int64_t d_k = m->d_k, d_v = m->d_v, width = d_k + d_v, n_heads = m->n_heads, n_cells = s->n_cells;
     const matrix *by = &m->decoder[l].Q_KV;
     const int64_t n_all = by->n_out;
@@ -286,7 +315,7 @@ static void attend_to_past(const model *m, work *w, const state *s, int64_t l, i
     int64_t seen[s->end];
     times(w->x, n_rows, by, 0, n_all, w->whole);
     for (int64_t i = 0; i < n_rows; i++) {
-        int64_t row = begin * s->n_kept + i, n = 0;
+        int64_t row = rows[i], n = 0;
         real(w->whole + i * up(n_all, 32), w->x_scale[i], by, 0, n_all, x);
         float *own = s->cells + (l * s->n_sentences + row / s->n_kept) * n_heads * n_cells * width;
         for (int64_t h = 0; h < n_heads; h++)
@@ -305,13 +334,13 @@ static void attend_to_past(const model *m, work *w, const state *s, int64_t l, i
     }
 }
 
-static void attend_to_memory(const model *m, work *w, const state *s, int64_t l, int64_t begin, int64_t n_rows) {
+static void attend_to_memory(const model *m, work *w, const state *s, int64_t l, const int64_t *rows, int64_t n_rows) {
     const int64_t d_k = m->d_k, d_v = m->d_v, n_heads = m->n_heads, lanes = s->lanes;
     const matrix *by = &m->decoder[l].memory_Q;
     float x[by->n_out], score[lanes], head[n_heads * d_v];
     times(w->x, n_rows, by, 0, by->n_out, w->whole);
     for (int64_t i = 0; i < n_rows; i++) {
-        int64_t sentence = begin + i / s->n_kept, n = s->n_source[sentence];
+        int64_t sentence = rows[i] / s->n_kept, n = s->n_source[sentence];
         real(w->whole + i * up(by->n_out, 32), w->x_scale[i], by, 0, by->n_out, x);
         for (int64_t h = 0; h < n_heads; h++) {
             int64_t place = (l * s->n_sentences + sentence) * n_heads + h;
@@ -348,133 +377,44 @@ static void find_peaks(const matrix *by, const entry *x, const float *x_scale, i
     for (int64_t row = 0; row < n_rows; row++) log_sum[row] = top[row] + logf(sum[row]);
 }
 
-/* x: rows x d_model, what goes in. out: rows, up to a multiple of 32, x up(d_model, 64), from which logits come. */
-void step(const model *m, const state *s, float *x, entry *out, float *out_scale, float *peak, float *log_sum) {
-    int64_t at_once = MANY_ROWS / s->n_kept > 1 ? MANY_ROWS / s->n_kept : 1, n_all = s->n_sentences * s->n_kept;
-    work w = work_for(m, at_once * s->n_kept > n_all ? n_all : at_once * s->n_kept);
-    for (int64_t begin = 0; begin < s->n_sentences; begin += at_once) {
-        int64_t left = s->n_sentences - begin, n = (left < at_once ? left : at_once) * s->n_kept;
-        float *own = x + begin * s->n_kept * m->d_model;
+/* What came of a step: rows, up to a multiple of 32, x up(d_model, 64), from which logits come, and their peaks. */
+typedef struct {
+    entry *x;
+    float *scale, *peak, *log_sum;
+} said;
+
+/* x: rows x d_model, what goes in. */
+static void step_of(const model *m, const state *s, const int64_t *rows, int64_t n_rows, float *x, said out) {
+    work w = work_for(m, n_rows < MANY_ROWS ? n_rows : MANY_ROWS);
+    for (int64_t begin = 0, n; begin < n_rows; begin += n) {
+        n = n_rows - begin < MANY_ROWS ? n_rows - begin : MANY_ROWS;
+        float *own = x + begin * m->d_model;
         for (int64_t row = 0; row < n; row++)
             quantise(own + row * m->d_model, m->d_model, w.x + row * w.n_x, w.x_scale + row);
         for (int64_t l = 0; l < m->n_decoder; l++) {
             const layer *at = m->decoder + l;
-            attend_to_past(m, &w, s, l, begin, n);
+            attend_to_past(m, &w, s, l, rows + begin, n);
             add_and_norm(&w, n, &at->O, &at->attending, own);
-            attend_to_memory(m, &w, s, l, begin, n);
+            attend_to_memory(m, &w, s, l, rows + begin, n);
             add_and_norm(&w, n, &at->memory_O, &at->asking, own);
             think(&w, n, at, own);
         }
-        memcpy(out + begin * s->n_kept * w.n_x, w.x, n * w.n_x * sizeof(entry));
-        memcpy(out_scale + begin * s->n_kept, w.x_scale, n * sizeof(float));
+        memcpy(out.x + begin * w.n_x, w.x, n * w.n_x * sizeof(entry));
+        memcpy(out.scale + begin, w.x_scale, n * sizeof(float));
     }
     done(w);
-    total *whole = malloc(up(n_all, 32) * BLOCK * sizeof(total));
-    find_peaks(&m->output, out, out_scale, n_all, whole, peak, log_sum);
+    total *whole = malloc(up(n_rows, 32) * BLOCK * sizeof(total));
+    find_peaks(&m->output, out.x, out.scale, n_rows, whole, out.peak, out.log_sum);
     free(whole);
 }
 
-/* The logits of some groups again: 32 columns of one row each. */
-void look(const model *m, const entry *x, const float *x_scale, const int64_t *row, const int64_t *group,
-          int64_t n_looks, float *out) {
-    const matrix *by = &m->output;
-    for (int64_t i = 0; i < n_looks; i++) {
-        int64_t first = group[i] * GROUP, n_own = by->n_out - first < GROUP ? by->n_out - first : GROUP;
-        total whole[GROUP];
-        times_group(x + row[i] * up(by->n_in, 64), by, first, whole);
-        real(whole, x_scale[row[i]], by, first, n_own, out + i * GROUP);
-        for (int64_t c = n_own; c < GROUP; c++) out[i * GROUP + c] = LOWEST;
-    }
+/* Of all hypotheses. */
+void step(const model *m, const state *s, float *x, entry *out, float *out_scale, float *peak, float *log_sum) {
+    const int64_t n = s->n_sentences * s->n_kept;
+    int64_t *rows = malloc(n * sizeof(int64_t));
+    for (int64_t row = 0; row < n; row++) rows[row] = row;
+    step_of(m, s, rows, n, x, (said){out, out_scale, peak, log_sum});
+    free(rows);
 }
 
-typedef struct {
-    const float *so_far;     /* of each row; very low where it does not go on */
-    const int64_t *state;    /* of each row, in the automaton of what may follow */
-    const float *penalty;    /* states x tokens: 0 where a token may follow */
-    const uint8_t *may_end;  /* of each sentence, or none: all may */
-    int64_t eos_id;
-} asked;
-
-typedef struct { float value; int64_t parent, token; } candidate;
-
-/* Among the best so far, the best first. Who comes later loses to an equal. */
-static inline int64_t take_in(candidate *best, int64_t n, int64_t n_most, candidate new) {
-    if (n == n_most && new.value <= best[n - 1].value) return n;
-    int64_t i = n < n_most ? n : n - 1;
-    for (; i > 0 && best[i - 1].value < new.value; i--) best[i] = best[i - 1];
-    best[i] = new;
-    return n < n_most ? n + 1 : n;
-}
-
-/* The best continuations of one sentence, looking only into groups that may hold one as good as `bound`. */
-static int64_t look_for(const model *m, const entry *x, const float *x_scale, const float *peak, const float *log_sum,
-                        const asked *a, int64_t sentence, int64_t n_kept, float bound, candidate *best) {
-    const int64_t n_vocabulary = m->output.n_out, n_groups = up(n_vocabulary, GROUP) / GROUP;
-    int64_t n = 0;
-    for (int64_t k = 0; k < n_kept; k++) {
-        int64_t row = sentence * n_kept + k;
-        if (a->so_far[row] < LOWEST / 3) continue;
-        const float *penalty = a->penalty + a->state[row] * n_vocabulary;
-        for (int64_t g = 0; g < n_groups; g++) {
-            float highest = peak[row * n_groups + g] - log_sum[row] + a->so_far[row], logit[GROUP];
-            if (highest < bound || (n > n_kept && highest <= best[n - 1].value)) continue;
-            look(m, x, x_scale, &row, &g, 1, logit);
-            for (int64_t i = 0; i < GROUP && g * GROUP + i < n_vocabulary; i++) {
-                int64_t token = g * GROUP + i;
-                int is_forbidden = penalty[token] < 0 || (a->may_end && !a->may_end[sentence] && token == a->eos_id);
-                if (!is_forbidden)
-                    n = take_in(best, n, n_kept + 1, (candidate){logit[i] - log_sum[row] + a->so_far[row], k, token});
-            }
-        }
-    }
-    return n;
-}
-
-/* Of each sentence the n_kept + 1 best continuations, the best first; very low values where there are fewer. */
-void choose(const model *m, const entry *x, const float *x_scale, const float *peak, const float *log_sum,
-            const asked *a, int64_t n_sentences, int64_t n_kept, float *value, int64_t *parent, int64_t *token) {
-    const int64_t n_groups = up(m->output.n_out, GROUP) / GROUP, n_most = n_kept + 1;
-    candidate best[n_most];
-    for (int64_t b = 0; b < n_sentences; b++) {
-        /* The peaks: where all of them may be said, none that is wanted is lower than the last of as many. */
-        int64_t n = 0;
-        for (int64_t row = b * n_kept; row < (b + 1) * n_kept; row++)
-            for (int64_t g = 0; g < n_groups && a->so_far[row] >= LOWEST / 3; g++) {
-                float highest = peak[row * n_groups + g] - log_sum[row] + a->so_far[row];
-                if (n < n_most || highest > best[n - 1].value)
-                    n = take_in(best, n, n_most, (candidate){highest, 0, 0});
-            }
-        float bound = n == n_most ? best[n - 1].value : LOWEST;
-        bound -= 1e-4f * fabsf(bound); /* what is found again may be rounded to a little less than its peak */
-        n = look_for(m, x, x_scale, peak, log_sum, a, b, n_kept, bound, best);
-        /* Some may not be said, and what was not looked into may hold better ones than those that stand for them. */
-        if (n < n_most || best[n - 1].value < bound) {
-            bound = n < n_most ? LOWEST : best[n - 1].value - 1e-4f * fabsf(best[n - 1].value);
-            n = look_for(m, x, x_scale, peak, log_sum, a, b, n_kept, bound, best);
-        }
-        for (int64_t i = 0; i < n_most; i++) {
-            value[b * n_most + i] = i < n ? best[i].value : LOWEST;
-            parent[b * n_most + i] = i < n ? best[i].parent : 0;
-            token[b * n_most + i] = i < n ? best[i].token : 0;
-        }
-    }
-}
-
-/* For each hypothesis the first cell that none of its sentence has in its past, which it alone sees from now on.
-   Where the last of all that are seen ends; -1, and nothing changed, where there are too few. */
-int64_t take_cells(float *hidden, int64_t n_sentences, int64_t n_kept, int64_t n_cells, int64_t *cell) {
-    int64_t end = 0;
-    for (int64_t b = 0; b < n_sentences; b++) {
-        const float *own = hidden + b * n_kept * n_cells;
-        int64_t n = 0;
-        for (int64_t c = 0; c < n_cells; c++) {
-            int is_seen = 0;
-            for (int64_t k = 0; k < n_kept; k++) is_seen |= own[k * n_cells + c] == 0;
-            if (!is_seen && n < n_kept) cell[b * n_kept + n++] = c, is_seen = 1;
-            if (is_seen && c >= end) end = c + 1;
-        }
-        if (n < n_kept) return -1;
-    }
-    for (int64_t row = 0; row < n_sentences * n_kept; row++) hidden[row * n_cells + cell[row]] = 0;
-    return end;
-}
+#include "native_search.h"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 Precision = Literal["float32", "int8"]
-SOURCE, PRODUCTS = (Path(__file__).with_name(name) for name in ("native.c", "native_products.h"))
+SOURCE, *HEADERS = (Path(__file__).with_name(name) for name in ("native.c", "native_products.h", "native_search.h"))
 # Sums may be added up in any order. Not -ffast-math, which would change how the whole process treats small numbers.
 FLAGS = (
     "-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
@@ -62,13 +62,31 @@ class Model(ctypes.Structure):
 
 class State(ctypes.Structure):
     _fields_ = (
-        ("cells", _X), ("cell", _X), ("hidden", _X), ("keys", _X), ("values", _X), ("n_source", _X),
-        ("n_sentences", _N), ("n_kept", _N), ("n_cells", _N), ("end", _N), ("lanes", _N),
+        ("cells", _X), ("cell", _X), ("hidden", _X), ("keys", _X), ("values", _X), ("unseen", _X), ("n_source", _X),
+        ("length", _X), ("n_sentences", _N), ("n_kept", _N), ("n_cells", _N), ("end", _N), ("lanes", _N),
     )  # fmt: skip
 
 
-class Asked(ctypes.Structure):
-    _fields_ = (("so_far", _X), ("state", _X), ("penalty", _X), ("may_end", _X), ("eos_id", _N))
+class Arrivals(ctypes.Structure):
+    _fields_ = (
+        ("source", _X), ("places", _X), ("number", _X), ("limit", _X), ("n", _N), ("room", _N), ("pad_id", _N),
+        ("bos_id", _N), ("embedding", _X), ("positions", _X),
+    )  # fmt: skip
+
+
+class Hypotheses(ctypes.Structure):
+    _fields_ = (
+        ("number", _X), ("limit", _X), ("length", _X), ("n_ended", _X), ("token", _X), ("last", _X), ("state", _X),
+        ("ended_token", _X), ("ended_length", _X), ("margin", _X), ("log_prob", _X), ("ended_log_prob", _X),
+        ("ended_score", _X), ("n_tokens", _N), ("is_over", _X),
+    )  # fmt: skip
+
+
+class How(ctypes.Structure):
+    _fields_ = (
+        ("penalty", _X), ("next", _X), ("length_penalty", _X), ("eos_id", _N), ("min_length", _N), ("n_best", _N),
+        ("stop_early", _N),
+    )  # fmt: skip
 
 
 @functools.cache
@@ -81,18 +99,20 @@ def library(precision: Precision) -> ctypes.CDLL:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    found, model = ctypes.CDLL(str(path)), ctypes.POINTER(Model)
+    found = ctypes.CDLL(str(path))
+    model, state, arrivals, hypotheses, how = map(ctypes.POINTER, (Model, State, Arrivals, Hypotheses, How))
     for name, kinds in {
         "pack": [_X, _N, _N, _X, _X],
         "multiply": [_X, _N, ctypes.POINTER(Matrix), _X],
-        "encode": [model, _X, _X, _X, _X, _N, _N, _N],
-        "step": [model, ctypes.POINTER(State), _X, _X, _X, _X, _X],
-        "choose": [model, _X, _X, _X, _X, ctypes.POINTER(Asked), _N, _N, _X, _X, _X],
+        "encode": [model, state, arrivals],
+        "step": [model, state, _X, _X, _X, _X, _X],
         "look": [model, _X, _X, _X, _X, _N, _X],
     }.items():
         function = getattr(found, name)
         function.argtypes, function.restype = kinds, None
     found.take_cells.argtypes, found.take_cells.restype = [_X, _N, _N, _N, _X], _N
+    found.enter.argtypes, found.enter.restype = [model, state, hypotheses, arrivals], _N
+    found.turn.argtypes, found.turn.restype = [model, state, hypotheses, how, _X, _X], _N
     return found
 
 
@@ -113,7 +133,7 @@ def built(precision: Precision) -> Path:
         raise CompilerError(f"there is no C compiler {compiler!r}")
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     command = [compiler, *FLAGS, *PRECISIONS[precision], *(WIDE if is_x86 else ())]
-    known = "\n".join([*command, _processor(), *(path.read_text(encoding="utf-8") for path in (SOURCE, PRODUCTS))])
+    known = "\n".join([*command, _processor(), *(path.read_text(encoding="utf-8") for path in (SOURCE, *HEADERS))])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transduce"
     path = cache / f"native-{hashlib.sha256(known.encode()).hexdigest()[:16]}.so"
     if path.exists():

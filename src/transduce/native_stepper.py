@@ -1,23 +1,24 @@
-"""The model by `native.c`: one call for the encoder, one for a step. Its slow twin is `FastStepper`."""
+"""The model by `native.c`: one call for the encoder, one for a turn of a search. Its slow twin is `FastStepper`."""
 
 # Axes: as in stepper.py.
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import transduce.native as native
-from transduce.config import ModelConfig
+from transduce.config import DecodeConfig, ModelConfig
+from transduce.decoding import Beams, How, Sentence, length_penalty, turn
+from transduce.errors import DataError
 from transduce.model import Transformer
 from transduce.native import Precision
-from transduce.peaks import GROUP, Doubts, Peaks
+from transduce.peaks import GROUP, Peaks
 from transduce.stepper import Asking, Attending, Cells, FastStepper, Int8Product, Norm, Product, Thinking, in_lanes
 
 ROWS, INPUTS, COLUMNS = 32, 64, 32
@@ -37,6 +38,7 @@ class NativeStepper(FastStepper):
         self.dtype = torch.int8 if precision == "int8" else torch.float32
         self.held: list[Any] = []
         """What `self.native` points to."""
+        self.length_penalties: dict[tuple[str, float], Tensor] = {}
         encoder, decoder = (self._layers(stack) for stack in (self.encoder, self.decoder))
         self.native = native.Model(
             encoder, decoder, self._matrix(self.output), len(self.encoder), len(self.decoder), config.n_heads,
@@ -79,27 +81,59 @@ class NativeStepper(FastStepper):
     def start(self, source_BS: Tensor, prefix_BT: Tensor | None = None) -> Cells:
         assert prefix_BT is None, "a search forces its prefix, token by token"
         config, (n, n_source), lanes = self.config, source_BS.shape, in_lanes(source_BS.shape[1])
-        x_BSD = self.source_VD[source_BS] + self.positions(0, n_source)[:n_source]
-        is_token_BS = source_BS != config.pad_id
-        source_B = is_token_BS.sum(1)
         shape = (len(self.decoder), n, config.n_heads)
-        key_LBHKS, value_LBHSU = torch.zeros(*shape, config.d_k, lanes), torch.zeros(*shape, lanes, config.d_v)
-        self.kernels.encode(
-            self.native, x_BSD.data_ptr(), source_B.data_ptr(), key_LBHKS.data_ptr(), value_LBHSU.data_ptr(), n,
-            n_source, lanes,
-        )  # fmt: skip
-        unseen_BS = torch.zeros(n, n_source).masked_fill_(~is_token_BS, -torch.inf)
-        return Cells(
-            memory_key_LBHKS=key_LBHKS,
-            memory_value_LBHSU=value_LBHSU,
-            unseen_B11S=F.pad(unseen_BS, (0, lanes - n_source), value=-torch.inf)[:, None, None],
-            source_B=source_B,
+        state = Cells(
+            memory_key_LBHKS=torch.empty(*shape, config.d_k, lanes),
+            memory_value_LBHSU=torch.empty(*shape, lanes, config.d_v),
+            unseen_B11S=torch.empty(n, 1, 1, lanes),
+            source_B=torch.empty(n, dtype=torch.long),
             n_source=lanes,
             cell_LBHCW=torch.empty(*shape, 0, config.d_k + config.d_v),
             hidden_BKC=torch.empty(n, 1, 0),
             length_B=torch.zeros(n, dtype=torch.long),
             longest=0,
         )
+        # Held until the call returns: another thread may make more positions, in place of these.
+        source_BS, places, positions_TD = source_BS.contiguous(), torch.arange(n), self._checked_positions(0, n_source)
+        self._check_ids(int(source_BS.min()), int(source_BS.max()))
+        new = self._arrivals(n, n_source, positions_TD, source_BS.data_ptr(), places.data_ptr(), None, None)
+        self.kernels.encode(self.native, _given(state), new)
+        return state
+
+    def _checked_positions(self, side: int, n: int) -> Tensor:
+        """What is compiled does not look where a table ends."""
+        if len(positions_TD := self.positions(side, n)) < n:
+            raise DataError(f"a text has {n} tokens, learned positions end at {len(positions_TD)}: split it")
+        return positions_TD
+
+    def _check_ids(self, least: int, most: int) -> None:
+        if least < 0 or most >= len(self.source_VD):
+            raise DataError(f"token ids from {least} to {most}, this model knows 0 to {len(self.source_VD) - 1}")
+
+    def _arrivals(self, n: int, room: int, positions_TD: Tensor, *lists: int | None) -> native.Arrivals:
+        """`lists`: addresses of sources, places, numbers and limits."""
+        config = self.config
+        return native.Arrivals(
+            *lists, n, room, config.pad_id, config.bos_id, self.source_VD.data_ptr(), positions_TD.data_ptr()
+        )
+
+    def enter(
+        self, beams: Beams, state: Cells, places: Sequence[int], new: Sequence[Sentence], limits: Sequence[int]
+    ) -> tuple[Beams, Cells] | None:
+        """New sentences in the places of others, by one call. None where there is no room for them, or they want
+        another way."""
+        room, n_tokens = max(len(sentence.source) for sentence in new), beams.token_BKT.shape[2]
+        is_forced = beams.forced_BT.shape[1] > 0 or any(sentence.prefix for sentence in new)
+        if is_forced or room > state.unseen_B11S.shape[3] or max(limits) > n_tokens:
+            return None
+        beams, pad_id = _whole(beams), self.config.pad_id
+        source = [id for one in new for id in (*one.source, *[pad_id] * (room - len(one.source)))]
+        lists = [_array(one) for one in (source, places, [sentence.number for sentence in new], limits)]
+        positions_TD = self._checked_positions(0, room)
+        self._check_ids(min(source), max(source))
+        arrivals = self._arrivals(len(new), room, positions_TD, *map(ctypes.addressof, lists))
+        longest = self.kernels.enter(self.native, _given(state), _hypotheses(beams), arrivals)
+        return beams, replace(state, longest=longest, n_source=max(state.n_source, in_lanes(room)))
 
     def _with_cells(self, state: Cells) -> tuple[Cells, Tensor, int]:
         """For each hypothesis a cell that nobody needed, which it sees from now on; and where all cells end."""
@@ -111,13 +145,8 @@ class NativeStepper(FastStepper):
     @torch.no_grad()
     def step(self, last_R: Tensor, state: Cells) -> tuple[Peaks, Cells]:
         state, cell_BK, end = self._with_cells(state)
-        n, n_kept, n_cells = state.hidden_BKC.shape
         x_RD = self.embed(last_R, state)
-        given = native.State(
-            state.cell_LBHCW.data_ptr(), cell_BK.data_ptr(), state.hidden_BKC.data_ptr(),
-            state.memory_key_LBHKS.data_ptr(), state.memory_value_LBHSU.data_ptr(), state.source_B.data_ptr(), n,
-            n_kept, n_cells, end, state.unseen_B11S.shape[3],
-        )  # fmt: skip
+        given = _given(state, cell_BK, end)
         n_rows, config = len(last_R), self.config
         out_RD = torch.empty(_up(n_rows, ROWS), _up(config.d_model, INPUTS), dtype=self.dtype)
         scale_R = torch.empty(n_rows)
@@ -127,7 +156,35 @@ class NativeStepper(FastStepper):
             peak_RN.data_ptr(), log_sum_R1.data_ptr(),
         )  # fmt: skip
         after = replace(state, length_B=state.length_B + 1, longest=state.longest + 1)
-        return NativePeaks(peak_RN, log_sum_R1, *self._lookers(out_RD, scale_R), self, out_RD, scale_R), after
+        return Peaks(peak_RN, log_sum_R1, *self._lookers(out_RD, scale_R)), after
+
+    @torch.no_grad()
+    def turn(self, beams: Beams, state: Cells, how: How) -> tuple[Beams, Cells, list[bool]]:
+        """Both are consumed: hypotheses, too, change in place."""
+        if not how.is_plain(beams):
+            return turn(self, beams, state, how)
+        beams, (n, n_kept) = _whole(beams), beams.last_BK.shape
+        penalty_T = self._length_penalty(how.settings, beams.token_BKT.shape[2] + 1)
+        cell_BK, is_over_B = torch.empty(n, n_kept, dtype=torch.long), torch.empty(n, dtype=torch.bool)
+        given = _hypotheses(beams, is_over_B)
+        forbidden_AV, next_AV = how.rules.penalty_AV.float().contiguous(), how.rules.next_AV.contiguous()
+        by = native.How(
+            forbidden_AV.data_ptr(), next_AV.data_ptr(), penalty_T.data_ptr(), how.eos_id, how.settings.min_length,
+            how.settings.n_best, how.settings.stop_early,
+        )  # fmt: skip
+        positions_TD = self._checked_positions(1, state.longest + 1)
+        while self.kernels.turn(
+            self.native, _given(state, cell_BK), given, by, self.target_VD.data_ptr(), positions_TD.data_ptr()
+        ) < 0:  # fmt: skip
+            state = state.with_more_cells()
+        return beams, replace(state, longest=state.longest + 1), is_over_B.tolist()
+
+    def _length_penalty(self, settings: DecodeConfig, n: int) -> Tensor:
+        """Of n lengths or more, from 0."""
+        key = settings.length_penalty, settings.length_alpha
+        if len(known_T := self.length_penalties.get(key, torch.empty(0))) < n:
+            known_T = self.length_penalties[key] = length_penalty(torch.arange(2 * n), settings)
+        return known_T
 
     def _lookers(
         self, x_RD: Tensor, scale_R: Tensor
@@ -147,36 +204,34 @@ class NativeStepper(FastStepper):
         return look, logits
 
 
-@dataclass(frozen=True)
-class NativePeaks(Peaks):
-    """Looks into as many groups as it takes."""
-
-    stepper: NativeStepper
-    x_RD: Tensor
-    scale_R: Tensor
-
-    def best(
-        self, so_far_BK: Tensor, state_BK: Tensor, penalty_AV: Tensor, n_open_B1: Tensor, may_end_B: Tensor | None,
-        eos_id: int, doubts: Doubts,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        n, n_kept = so_far_BK.shape
-        value_BC = torch.empty(n, n_kept + 1)
-        parent_BC, token_BC = (torch.empty(n, n_kept + 1, dtype=torch.long) for _ in range(2))
-        so_far_BK, state_BK, penalty_AV = so_far_BK.contiguous(), state_BK.contiguous(), penalty_AV.contiguous()
-        asked = native.Asked(
-            so_far_BK.data_ptr(), state_BK.data_ptr(), penalty_AV.data_ptr(),
-            None if may_end_B is None else may_end_B.data_ptr(), eos_id,
-        )  # fmt: skip
-        self.stepper.kernels.choose(
-            self.stepper.native, self.x_RD.data_ptr(), self.scale_R.data_ptr(), self.peak_RN.data_ptr(),
-            self.log_sum_R1.data_ptr(), ctypes.byref(asked), n, n_kept, value_BC.data_ptr(), parent_BC.data_ptr(),
-            token_BC.data_ptr(),
-        )  # fmt: skip
-        return value_BC.masked_fill_(value_BC < LOW, -torch.inf), parent_BC, token_BC
+HYPOTHESES = (
+    "number_B", "limit_B", "length_B", "n_ended_B", "token_BKT", "last_BK", "state_BK", "ended_token_BKT",
+    "ended_length_BK", "margin_B", "log_prob_BK", "ended_log_prob_BK", "ended_score_BK",
+)  # fmt: skip
+"""Of `Beams`, in the order of `native.Hypotheses`."""
 
 
-LOW = -1e37
-"""What is lower is -inf to native.c."""
+def _whole(beams: Beams) -> Beams:
+    """Without gaps, as those that stay are left with."""
+    gaps = {name: x for name in HYPOTHESES if not (x := getattr(beams, name)).is_contiguous()}
+    return replace(beams, **{name: x.contiguous() for name, x in gaps.items()}) if gaps else beams
+
+
+def _hypotheses(beams: Beams, is_over_B: Tensor | None = None) -> native.Hypotheses:
+    pointers = (getattr(beams, name).data_ptr() for name in HYPOTHESES)
+    return native.Hypotheses(*pointers, beams.token_BKT.shape[2], None if is_over_B is None else is_over_B.data_ptr())
+
+
+def _given(state: Cells, cell_BK: Tensor | None = None, end: int = 0) -> native.State:
+    return native.State(
+        state.cell_LBHCW.data_ptr(), None if cell_BK is None else cell_BK.data_ptr(), state.hidden_BKC.data_ptr(),
+        state.memory_key_LBHKS.data_ptr(), state.memory_value_LBHSU.data_ptr(), state.unseen_B11S.data_ptr(),
+        state.source_B.data_ptr(), state.length_B.data_ptr(), *state.hidden_BKC.shape, end, state.unseen_B11S.shape[3],
+    )  # fmt: skip
+
+
+def _array(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
 
 
 def _up(n: int, to: int) -> int:

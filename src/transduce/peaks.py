@@ -108,7 +108,8 @@ class Peaks:
         if doubts.any(~is_enough_B):
             return None
         group_BC = place_BC // GROUP
-        token_BC = group_BN.gather(1, group_BC) * GROUP + place_BC % GROUP
+        # What fills the last group up may stand where there are too few, at -inf.
+        token_BC = (group_BN.gather(1, group_BC) * GROUP + place_BC % GROUP).clamp_(max=penalty_AV.shape[1] - 1)
         return value_BC, parent_BN.gather(1, group_BC), token_BC
 
 

@@ -382,10 +382,11 @@ class FastStepper:
         """Of the source or the target, n or more."""
         if (learned_TD := self.learned[side]) is not None:
             return learned_TD
-        if len(self.sinusoid_TD) < n:
+        known_TD = self.sinusoid_TD  # looked at once: another thread may put fewer in its place
+        if len(known_TD) < n:
             T = torch.arange(max(KNOWN_POSITIONS, 2 * n), device=self.target_VD.device)
-            self.sinusoid_TD = sinusoid(T, self.config.d_model).to(self.target_VD.dtype)
-        return self.sinusoid_TD
+            known_TD = self.sinusoid_TD = sinusoid(T, self.config.d_model).to(self.target_VD.dtype)
+        return known_TD
 
     @torch.no_grad()
     def start(self, source_BS: Tensor, prefix_BT: Tensor | None = None) -> Cells:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from transduce.alignment import Link, n_words
 from transduce.checkpoint import BUNDLED, AlignmentHeads, Origin, load_model, load_origin, model_folder
@@ -31,7 +30,6 @@ from transduce.native import Precision
 from transduce.native_stepper import NativeStepper
 from transduce.native_stepper import why_not as why_not_native
 from transduce.ops import settle_kernels
-from transduce.peaks import Peaks
 from transduce.segments import Segment, longest_repeat, split
 from transduce.spelling import LINE_BREAKS, one_line, whole_characters
 from transduce.stepper import FastStepper, why_not
@@ -239,21 +237,25 @@ class Translator:
     def _search_one(
         self, sentences: Iterable[Sentence] | Queue, stop: threading.Event | None = None
     ) -> Iterator[Found]:
-        return self.search(sentences, stepper=self.stepper if stop is None else _Stoppable(self.stepper, stop))
+        def withdrawn(_: Sequence[Sentence]) -> Iterable[int]:
+            if stop is not None and stop.is_set():
+                raise _Stopped
+            return ()
+
+        return self.search(sentences, withdrawn=withdrawn)
 
     def search(
         self,
         sentences: Iterable[Sentence] | Queue,
         settings: DecodeConfig | None = None,
         *,
-        stepper: Stepper[Any] | None = None,
         withdrawn: Withdrawn | None = None,
     ) -> Iterator[Found]:
         """What `prepare` has made into sentences, for whoever feeds the search; `finish` makes text of it again."""
         settings = settings or self.settings
         batch_size = self.n_side_by_side(settings)
         return search(
-            stepper or self.stepper, self.config.model, sentences, settings, self.rules, batch_size=batch_size,
+            self.stepper, self.config.model, sentences, settings, self.rules, batch_size=batch_size,
             batch_tokens=batch_size * TOKENS_PER_SENTENCE, longest=self.longest_output, device=self.device,
             withdrawn=withdrawn,
         )  # fmt: skip
@@ -404,18 +406,6 @@ def in_threads(
 
 class _Stopped(Exception):
     """Nobody wants what would be found."""
-
-
-class _Stoppable:
-    """A stepper that goes no further once it is told so."""
-
-    def __init__(self, stepper: Stepper[Any], stop: threading.Event) -> None:
-        self.stepper, self.stop, self.start = stepper, stop, stepper.start
-
-    def step(self, last_R: Tensor, state: Any) -> tuple[Tensor | Peaks, Any]:
-        if self.stop.is_set():
-            raise _Stopped
-        return self.stepper.step(last_R, state)
 
 
 class _Before:
