@@ -23,6 +23,7 @@ import pytest
 from tests.serving import JSON, Live, served
 from tests.test_bundled import heldout
 from transduce import Translation, Translator
+from transduce.serving.limits import Limits
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 KINDS = ["application/json", *FORM.values(), "multipart/form-data; boundary=x", "multipart/form-data", "text/plain",
@@ -121,10 +122,43 @@ def test_what_is_hardly_http_is_answered_or_closed(live: Live, sent: bytes) -> N
     assert live.ask("").status_code == 200
 
 
-def raw(live: Live, sent: bytes, seconds: float = 10) -> bytes:
+HEADER_BYTES = Limits().header_bytes
+
+
+@pytest.mark.parametrize("n", [HEADER_BYTES - 400, HEADER_BYTES + 1])
+@pytest.mark.parametrize("kind", ["one header", "many", "the path", "one that does not end", "many that do not end"])
+def test_heads_are_bounded(live: Live, kind: str, n: int) -> None:
+    """Who stays below the bound and does not end is waited for until it is too late, and then has no answer."""
+    head = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    sent = {
+        "one header": head + b"x: " + b"y" * n + b"\r\n\r\n",
+        "many": head + b"x: y\r\n" * (n // 2) + b"\r\n",
+        "the path": b"GET /" + b"a" * n + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+        "one that does not end": b"x: " + b"y" * n,
+        "many that do not end": b"xx: yyyyyyyyyyyy\r\n" * (n // 18 + 1),
+    }[kind]
+    below = {"one header": 200, "many": 200, "the path": 404}
+    began, answer = time.monotonic(), raw(live, *((sent,) if kind in below else (head, sent)))
+    if n > HEADER_BYTES:
+        assert code_of(answer) == (431 if kind in below else 400)
+        assert time.monotonic() - began < 0.9, "it waited for the end"
+    else:
+        assert (code_of(answer) if answer else None) == below.get(kind)
+
+
+def test_a_request_has_one_host(live: Live) -> None:
+    one, other = b"host: localhost\r\n", b"host: 127.0.0.1\r\n"
+    for hosts, code in ((one, 200), (other, 200), (one + other, 400), (one + one, 400), (b"", 400)):
+        assert code_of(raw(live, b"GET /health HTTP/1.1\r\nconnection: close\r\n" + hosts + b"\r\n")) == code
+
+
+def raw(live: Live, *sent: bytes, seconds: float = 10) -> bytes:
+    """What comes back until it is closed. Several pieces are sent with a pause after each."""
     with socket.create_connection(("127.0.0.1", live.port), timeout=seconds) as connection:
         try:
-            connection.sendall(sent)
+            for piece in sent:
+                connection.sendall(piece)
+                time.sleep(0.05 if len(sent) > 1 else 0)
             found = b""
             while more := connection.recv(65536):
                 found += more

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transduce import __version__
-from transduce.serving.guard import LEFT, Access, Guard
+from transduce.serving.guard import LEFT, Access, Guard, Route
 from transduce.serving.limits import Refusal
 from transduce.serving.question import read_question
 from transduce.serving.service import ClientLeft, Service
@@ -26,6 +26,7 @@ REFUSALS = {
     415: "A body of another form.",
     422: "A number out of its bounds.",
     429: "Too much from this client; Retry-After says when to come again.",
+    431: "Address and headers are longer than the limit.",
     503: "Too much at the moment, starting, or going down; Retry-After says when to come again.",
 }
 
@@ -104,13 +105,13 @@ def make_app(service: Service, access: Access, log: Callable[[dict[str, Any]], N
 
     for kind, handler in ((HTTPException, refuse), (Refusal, refuse), (ClientLeft, fail), (Exception, fail)):
         app.add_exception_handler(kind, handler)
-    add_translation(app, service, log_text=log_text)
+    translate = add_translation(app, service, log_text=log_text)
     add_details(app, service, log_text=log_text)
     add_state(app, service)
     add_page(app)
     add_manual(app)
     known = {route.path for route in app.routes if hasattr(route, "path")}
-    guarded = Guard(app, service, access, known, log)
+    guarded = Guard(app, service, access, known, log, {("POST", "/translate"): translate})
     if not access.origins:
         return guarded
     from starlette.middleware.cors import CORSMiddleware
@@ -127,7 +128,8 @@ async def left(request: Any) -> None:
         pass
 
 
-def add_translation(app: "FastAPI", service: Service, *, log_text: bool) -> None:
+def add_translation(app: "FastAPI", service: Service, *, log_text: bool) -> Route:
+    """The route of those who translate."""
     from fastapi.responses import JSONResponse
     from starlette.requests import Request
 
@@ -143,26 +145,28 @@ def add_translation(app: "FastAPI", service: Service, *, log_text: bool) -> None
             note |= {"q": question.texts, **answer}
         return JSONResponse(answer)
 
-    @app.get("/languages", responses=described(LANGUAGES, 400, 401, 403, 408, 413, 415, 429, 503))
+    @app.get("/languages", responses=described(LANGUAGES, 400, 401, 403, 408, 413, 415, 429, 431, 503))
     async def languages() -> JSONResponse:
         return JSONResponse(service.languages())
+
+    return translate
 
 
 def add_state(app: "FastAPI", service: Service) -> None:
     from fastapi.responses import JSONResponse, PlainTextResponse
 
-    @app.get("/health", responses=described(STATUS, 400, 403), summary="The process answers")
+    @app.get("/health", responses=described(STATUS, 400, 403, 431), summary="The process answers")
     async def health() -> JSONResponse:
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready", responses=described(STATUS, 400, 403, 503), summary="Models are loaded and warm")
+    @app.get("/ready", responses=described(STATUS, 400, 403, 431, 503), summary="Models are loaded and warm")
     async def ready() -> JSONResponse:
         status = "going down" if service.is_draining else "ready" if service.is_warm else "starting"
         if status == "ready":
             return JSONResponse({"status": status})
         return JSONResponse({"error": status}, 503, headers={"retry-after": "2"})
 
-    codes = (400, 401, 403, 408, 413, 415, 429, 503)
+    codes = (400, 401, 403, 408, 413, 415, 429, 431, 503)
     kind = "text/plain"
 
     @app.get("/metrics", responses=described(TEXT, *codes, kind=kind), summary="Counts, for Prometheus")

@@ -89,6 +89,8 @@ class Batcher:
         """Requests with sentences that wait. A kind of which none waits is not here."""
         self.jobs: dict[int, Job] = {}
         """Of sentences that a worker has."""
+        self.unwanted: set[int] = set()
+        """Among them, those whose request is over without them."""
         self.held: Counter[str] = Counter()
         """Sentences of each client, waiting or not."""
         self.next_number = 0
@@ -128,6 +130,8 @@ class Batcher:
                 self._release(job, n)
                 job.waiting.clear()
                 self._remove(self._kind(job), job)
+            if job.places:
+                self.unwanted |= {number for number, other in self.jobs.items() if other is job}
 
     def _remove(self, kind: Kind, job: Job) -> None:
         self.kinds[kind].remove(job)
@@ -207,16 +211,18 @@ class Batcher:
             if number not in worker.has:
                 return None
             worker.has.remove(number)
+            self.unwanted.discard(number)
             job = self.jobs.pop(number)
             self._release(job, 1)
             return job
 
-    def unwanted(self, worker: _Worker, running: Sequence[Sentence]) -> list[int]:
+    def withdrawn(self, worker: _Worker, running: Sequence[Sentence]) -> list[int]:
+        """The places of those that nobody wants any more."""
+        if not self.unwanted:
+            return []
         with self.changed:
-            return [
-                place for place, sentence in enumerate(running)
-                if sentence.number in worker.has and self.jobs[sentence.number].future.done()
-            ]  # fmt: skip
+            own = self.unwanted & worker.has
+            return [place for place, sentence in enumerate(running) if sentence.number in own]
 
 
 class _Worker:
@@ -254,7 +260,7 @@ class _Worker:
 
     def _withdrawn(self, running: Sequence[Sentence]) -> list[int]:
         self.batcher.metrics.took_turn(len(self.has), self.batch_size)
-        places = self.batcher.unwanted(self, running)
+        places = self.batcher.withdrawn(self, running)
         for place in places:
             self.batcher.give_back(self, running[place].number)
         self.batcher.metrics.left(len(places))

@@ -293,7 +293,7 @@ def add_details(app: "FastAPI", service: Service, *, log_text: bool) -> None:
     add("/inspect", details.inspect, RECORDS, asking(prefix=PREFIX), "Translate, and tell what every head looked at")
     add("/embed", details.embed, VECTORS, asking(pool=POOL), "Texts as vectors")
 
-    codes = (400, 401, 403, 408, 413, 415, 429, 503)
+    codes = (400, 401, 403, 408, 413, 415, 429, 431, 503)
 
     @app.get("/limits", responses=described(LIMITS, *codes), summary="How much a request may ask for")
     async def limits() -> JSONResponse:

@@ -6,13 +6,14 @@ It wraps the whole application, so that a route cannot forget any of it. Whateve
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import hmac
 import ipaddress
 import json
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,22 +30,26 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Route = Callable[[Any], Awaitable[App]]
+"""From a request to its answer, which sends itself."""
 
 PROBES = frozenset({"/health", "/ready"})
 OPEN = PROBES | PATHS
 """Paths that need no token. Probes are not counted against a client either."""
 SECURITY = {
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
+    b"referrer-policy": b"no-referrer",
+    b"cache-control": b"no-store",
+    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
 }
 """Unless a route says otherwise."""
 LEFT = 499
 """The code of an answer that nobody waited for, as nginx has it."""
 GRACE_SECONDS = 5.0
 """On top of a request's time, for its answer to be taken."""
+REMEMBERED = 256
+"""Names and addresses that need not be taken apart again."""
 DISCARDED = 10
 """Times the limit of a body, that are read of one that is too long, so that its sender hears of it."""
 
@@ -80,6 +85,7 @@ class Access:
             raise Refusal(403, "Invalid API key")
 
 
+@functools.lru_cache(REMEMBERED)
 def _part(address: str, name: Literal["hostname", "netloc"]) -> str | None:
     try:
         return getattr(urlsplit(address), name)  # type: ignore[no-any-return]
@@ -87,6 +93,7 @@ def _part(address: str, name: Literal["hostname", "netloc"]) -> str | None:
         return None
 
 
+@functools.lru_cache(REMEMBERED)
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
@@ -96,12 +103,16 @@ def _is_address(name: str) -> bool:
 
 
 def client_of(scope: Scope) -> str:
+    return _client(str((scope.get("client") or ("unknown", 0))[0]))
+
+
+@functools.lru_cache(REMEMBERED)
+def _client(text: str) -> str:
     """An address; of the sixth version what belongs to one customer, who has more addresses than we could count."""
-    text = (scope.get("client") or ("unknown", 0))[0]
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        return str(text)
+        return text
     return str(address) if address.version == 4 else str(ipaddress.ip_network((int(address), 64), strict=False))
 
 
@@ -111,10 +122,13 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 class Guard:
     def __init__(
-        self, app: App, service: Service, access: Access, known: Collection[str], log: Callable[[dict[str, Any]], None]
-    ) -> None:
-        """`known`: paths that are called by their names in logs and metrics; others could be anything."""
+        self, app: App, service: Service, access: Access, known: Collection[str], log: Callable[[dict[str, Any]], None],
+        direct: Mapping[tuple[str, str], Route],
+    ) -> None:  # fmt: skip
+        """`known`: paths that are called by their names in logs and metrics; others could be anything. `direct`: by
+        method and path, routes of the application that are asked without it, which takes as long as all else does."""
         self.app, self.service, self.access, self.known, self.log = app, service, access, known, log
+        self.direct = direct
         self.limits = service.limits
         self.rate = Rate(self.limits.client_rate, self.limits.client_burst)
 
@@ -144,8 +158,10 @@ class Guard:
     async def _guarded(
         self, scope: Scope, receive: Receive, answer: _Answer, client: str, note: dict[str, Any]
     ) -> None:
+        self._check_head(scope)
         headers = headers_of(scope)
-        self.access.check_host(headers.get("host"))
+        n_hosts = sum(name == b"host" for name, _ in scope["headers"])
+        self.access.check_host(headers.get("host") if n_hosts == 1 else None)
         self.access.check_origin(headers.get("origin"), headers.get("host"))
         state = scope.setdefault("state", {})
         state |= {"client": client, "note": note, "fields": {}}
@@ -159,9 +175,23 @@ class Guard:
         try:
             state["fields"] = await self._admit(scope, headers, receive, answer)
             async with asyncio.timeout(self.limits.request_seconds + GRACE_SECONDS):
-                await self.app(scope, _replay(b"", receive), answer.send)
+                await self._ask(scope, _replay(b"", receive), answer.send)
         finally:
             self.service.n_accepted -= 1
+
+    def _check_head(self, scope: Scope) -> None:
+        """The network's side counts only what comes in pieces; who sends all at once is counted here."""
+        n, most = len(scope["path"]) + len(scope["query_string"]), self.limits.header_bytes
+        if n + sum(len(name) + len(text) for name, text in scope["headers"]) > most:
+            raise Refusal(431, f"address and headers have more than {most} bytes, which is the limit")
+
+    async def _ask(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from starlette.requests import Request
+
+        app = self.app
+        if (route := self.direct.get((scope["method"], scope["path"]))) is not None:
+            app = await route(Request(scope, receive))
+        await app(scope, receive, send)
 
     async def _admit(self, scope: Scope, headers: dict[str, str], receive: Receive, answer: _Answer) -> dict[str, Any]:
         """The fields of a body that has come whole, from somebody who may ask."""
@@ -223,8 +253,7 @@ class _Answer:
             self.has_begun, self.code = True, message["status"]
             headers = list(message.get("headers", []))
             have = {name.lower() for name, _ in headers}
-            own = {name.encode(): value.encode() for name, value in SECURITY.items()}
-            headers += [(name, value) for name, value in own.items() if name not in have]
+            headers += [(name, value) for name, value in SECURITY.items() if name not in have]
             message = {**message, "headers": headers}
         await self.forward(message)
 

@@ -17,6 +17,8 @@ from transduce.errors import ConfigError
 class Limits:
     """A client is an address."""
 
+    header_bytes: int = 16_384
+    """Of a request's address and headers; more: 431, or 400 while they go on."""
     body_bytes: int = 100_000
     """Of a request's body; more: 413."""
     characters: int = 5_000

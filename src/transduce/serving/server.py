@@ -21,7 +21,6 @@ from transduce.serving.limits import Limits
 from transduce.serving.service import Service
 
 SHORTEST_TOKEN = 16
-HEADER_BYTES = 16_384
 TIDY_SECONDS = 20
 """After which memory that was needed once is given back."""
 CLOSE_SECONDS = 2
@@ -109,7 +108,7 @@ def make_server(app: Any, service: Service, proxies: Sequence[str] = ()) -> Any:
         app, log_config=None, log_level="critical", access_log=False, server_header=False, lifespan="off", ws="none",
         proxy_headers=bool(proxies), forwarded_allow_ips=list(proxies), http=_protocol(limits, bool(proxies)),
         timeout_keep_alive=max(1, round(limits.header_seconds)), timeout_graceful_shutdown=CLOSE_SECONDS,
-        h11_max_incomplete_event_size=HEADER_BYTES,
+        h11_max_incomplete_event_size=limits.header_bytes,
     )  # fmt: skip
     return Server(config)
 
