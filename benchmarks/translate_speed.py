@@ -48,7 +48,7 @@ SAME_BLEU = 0.3
 REST = 0.3
 """Seconds between turns: threads of who was last may still be waiting for work, and keep a core busy by it."""
 
-BEST = {OURS: (64, 128), CT2: (16, 32, 64, 128), HF: (16, 32, 64)}
+BEST = {OURS: (32, 64, 128), CT2: (16, 32, 64, 128), HF: (16, 32, 64)}
 """Sizes of batches to try."""
 
 Translate = Callable[[list[str], int, int], list[str]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from tests.primes import prime_config, random_model
 from tests.test_bundled import heldout
-from transduce import Translator
+from transduce import Translator, translate
 from transduce.decoding import Beams, How, put
 from transduce.native import Precision
 from transduce.peaks import Peaks
@@ -155,6 +156,42 @@ def test_several_searches_give_back_the_lines_of_one(two_threads: None) -> None:
     for one, other in zip(found, expected, strict=True):
         assert one.text == other.text or "close" in one.flags
     assert sum(one.text == other.text for one, other in zip(found, expected, strict=True)) > 145
+
+
+def test_searches_go_on_from_window_to_window(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would else wait for each other at the end of each."""
+    shares: list[int] = []
+    in_threads = translate.in_threads
+
+    def noted(search_one: Any, of: Any) -> Any:
+        shares.append(len(of))
+        return in_threads(search_one, of)
+
+    monkeypatch.setattr(translate, "in_threads", noted)
+    texts = heldout()[0][:150]
+    translator = Translator.load(device="cpu", batch_size=2)
+    assert len(texts) > 4 * translate.WINDOWS * translator.batch_size
+    found = translator.translate(texts)
+    assert shares == [2]
+    torch.set_num_threads(1)
+    expected = translator.translate(texts)
+    torch.set_num_threads(2)
+    assert [one.text for one in found] == [one.text for one in expected]
+
+
+def test_whoever_is_slow_to_take_lines_is_not_overrun(two_threads: None) -> None:
+    translator = Translator.load(device="cpu", batch_size=2)
+    texts = iter(heldout()[0][:400])
+    stream: Any = translator.stream(texts)
+    first = next(stream)
+    deadline = time.monotonic() + 60
+    while n_searches() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert n_searches() == 0, "they go on, and somebody has to hold what they find"
+    window = translate.WINDOWS * translator.batch_size
+    assert 400 - len(list(texts)) <= (2 + translate.MOST_HELD) * window + 2, "one is being read, one has been"
+    stream.close()
+    assert first.text
 
 
 def test_whoever_leaves_early_leaves_no_search_behind(two_threads: None) -> None:

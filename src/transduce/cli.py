@@ -340,7 +340,10 @@ Beam = Annotated[
     int | None, typer.Option(min=1, help="Hypotheses kept; 1 is greedy search. The model's when not given.")
 ]
 To = Annotated[str | None, typer.Option(metavar="LANGUAGE", help="Into which, where a model knows several.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Sentences searched side by side. Changes speed, not text.")]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(min=1, help="Sentences side by side; 64, in int8 32, when not given. Changes speed, not text."),
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="Of the CPU. All cores when not given.")]
 Precision = Annotated[
     str, typer.Option("--dtype", metavar="float32|bfloat16|int8", help="Of the model's numbers; int8 is for CPUs.")
@@ -390,7 +393,7 @@ def translate_command(
     top_k: TopK = None,
     top_p: TopP = None,
     seed: Seed = None,
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     device: Device = None,
     precision: Precision = "float32",
     threads: Threads = None,
@@ -464,7 +467,7 @@ def load_translator(
     device: str | None,
     precision: str,
     threads: int | None,
-    batch_size: int,
+    batch_size: int | None = None,
 ) -> Translator:
     """With the model's own way of decoding, changed by flags and then by `--set`."""
     import torch
@@ -556,7 +559,7 @@ def inspect_command(
     named, sentences = split_arguments(arguments or [])
     sentences = sentences_of(sentences, source)
     model = bundled_model(quiet) if named is None else named
-    translator = load_translator(model, flags, settings or [], device, "float32", threads, batch_size=64)
+    translator = load_translator(model, flags, settings or [], device, "float32", threads)
     records = list(inspect(translator, sentences, to, prefix=prefix))
     told = write(records, wanted, console_for_stdout(), model.resolve().name, direction_of(translator, to))
     if not quiet:
@@ -619,7 +622,7 @@ def evaluate_command(
     to: To = None,
     bootstrap: Annotated[int, typer.Option(min=0, help="Samples for the intervals; 0: none.")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every sentence.")] = False,
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     device: Device = None,
     precision: Precision = "float32",
     threads: Threads = None,
@@ -697,7 +700,7 @@ def serve_command(
         bool, typer.Option("--alone", help="Requests never share a batch: slower, to see what sharing is worth.")
     ] = False,
     beam: Beam = None,
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     device: Device = None,
     precision: Precision = "float32",
     threads: Threads = None,

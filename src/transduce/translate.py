@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -35,6 +35,7 @@ from transduce.spelling import LINE_BREAKS, one_line, whole_characters
 from transduce.stepper import FastStepper, why_not
 
 Found = tuple[Sentence, list[Hypothesis]]
+T = TypeVar("T")
 
 Flag = Literal["split", "limit", "loop", "empty", "close"]
 FLAGS: dict[Flag, str] = {
@@ -50,8 +51,12 @@ LOOP = 12
 """Tokens of the same, over and over."""
 TOKENS_PER_SENTENCE = 48
 """What a batch is sized for. Where sentences are longer, fewer go side by side."""
+BATCH_SIZE: dict[Precision, int] = {"float32": 64, "int8": 32}
+"""int8 has no need of more rows, and what more sentences remember does not fit into a core's cache."""
 WINDOWS = 16
 """Batches of lines that are sorted by length before they are searched."""
+MOST_HELD = 2
+"""Windows of lines that are begun and not taken, before no more are begun."""
 USUAL_BEAM = 4
 LEAST_EACH = 8
 """Sentences for each core; of fewer, all cores work on all."""
@@ -118,10 +123,11 @@ class Translator:
         heads: AlignmentHeads | None = None,
         *,
         settings: DecodeConfig | None = None,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         precision: Precision = "float32",
     ) -> None:
-        """`precision`: of products in the decoder; int8 is for CPUs."""
+        """`precision`: of products in the decoder; int8 is for CPUs. `batch_size`: sentences side by side, at most."""
+        batch_size = BATCH_SIZE[precision] if batch_size is None else batch_size
         if batch_size < 1:
             raise ConfigError(f"batch size is {batch_size}, must be at least 1: raise it")
         self.model, self.config, self.subwords, self.heads = model, config, subwords, heads
@@ -149,7 +155,7 @@ class Translator:
         device: str | None = None,
         dtype: torch.dtype = torch.float32,
         settings: DecodeConfig | None = None,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         precision: Precision = "float32",
     ) -> Translator:
         """From a model folder, a run, or what comes with the package. `device` None: a GPU where there is one."""
@@ -223,14 +229,13 @@ class Translator:
             lines.close()
 
     def _search(self, lines: _Lines) -> Generator[Found, None, None]:
-        """What has come is shared out among the cores; a few sentences, and whoever comes while they are searched, are
-        one search's, with all cores."""
+        """Each core has a search, and all take from what has come; a few sentences, and whoever comes while they are
+        searched, are one search's, with all cores."""
         n_workers = torch.get_num_threads() if self.device.type == "cpu" else 1
         if n_workers == 1:
             yield from self._search_one(lines)
         elif len(come := list(lines.take())) >= LEAST_EACH * n_workers:
-            # They are sorted by length, so that every n-th are of all lengths.
-            yield from in_threads(self._search_one, [come[i::n_workers] for i in range(n_workers)])
+            yield from in_threads(self._search_one, [_Shared(come, lines)] * n_workers)
         elif come:  # else there were blank lines alone, which are to be given back
             yield from self._search_one(_Before(come, lines))
 
@@ -366,15 +371,13 @@ def _least(*bounds: int | None, less: int) -> int | None:
     return max(1, min(known) - less) if known else None
 
 
-def in_threads(
-    search_one: Callable[[Sequence[Sentence], threading.Event], Iterator[Found]], shares: Sequence[Sequence[Sentence]]
-) -> Iterator[Found]:
+def in_threads(search_one: Callable[[T, threading.Event], Iterator[Found]], shares: Sequence[T]) -> Iterator[Found]:
     """What searches find that each have a share, a thread and a core: threads inside of operations so small would wait
     for each other most of the time. When this is left, whatever the reason, they have ended."""
     found: queue.SimpleQueue[Found | BaseException | None] = queue.SimpleQueue()  # no longer than all shares
     stop, n_threads = threading.Event(), torch.get_num_threads()
 
-    def work(share: Sequence[Sentence]) -> None:
+    def work(share: T) -> None:
         torch.set_num_threads(1)
         last: BaseException | None = None
         try:
@@ -418,9 +421,23 @@ class _Before:
         return self.come.pop() if self.come else self.lines.get(wait)
 
 
+class _Shared:
+    """Sentences that have come, then those of lines that are here, for several searches. Nobody waits for more: who has
+    nothing to do ends, and so do all where whoever wants the lines is slow to take them."""
+
+    def __init__(self, come: list[Sentence], lines: _Lines) -> None:
+        self.come, self.lines, self.lock = come[::-1], lines, threading.Lock()
+
+    def get(self, wait: bool) -> Sentence | None:
+        with self.lock:
+            if self.come:
+                return self.come.pop()
+            return self.lines.get(wait=False) if self.lines.has_room else None
+
+
 class _Lines:
     """Lines that come, the sentences that are made of them, and the way back. A thread reads, unless all lines are here
-    from the start; all else is the search's.
+    from the start; all else is the search's, or of several, one at a time.
 
     What has come is sorted by length, some batches at a time, so that sentences side by side are alike.
     """
@@ -465,6 +482,10 @@ class _Lines:
     @property
     def is_over(self) -> bool:
         return self.has_ended and not self.lines
+
+    @property
+    def has_room(self) -> bool:
+        return bool(self.sentences) or len(self.lines) < MOST_HELD * self.window
 
     def get(self, wait: bool) -> Sentence | None:
         """None also after blank lines alone, which must be given back before the next are waited for."""
