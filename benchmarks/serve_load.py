@@ -35,7 +35,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]  # so that it can be run as a fi
 import torch
 import typer
 
-from benchmarks.turns import Worker
+from benchmarks.turns import Worker, ratio
 from experiments.passport import passport, write_result
 from transduce import Translator
 from transduce.checkpoint import BUNDLED_MODEL, find_model
@@ -209,8 +209,9 @@ class Bench(NamedTuple):
             for url in urls.values():
                 self.ask(url, 8, WARM_UP)
             for _ in range(self.rounds):
-                bulk.append(self.bulk())
-                for (way, url), n in itertools.product(urls.items(), CLIENTS):
+                for n, (way, url) in itertools.product(CLIENTS, urls.items()):
+                    if (n, way) == (CLIENTS[-1], "together"):
+                        bulk.append(self.bulk())  # just before what it is compared with
                     share = self.n_requests if n > 1 else max(20, self.n_requests // 4)
                     found[way].setdefault(str(n), []).append(self.ask(url, n, share))
         result = {way: {n: summary(of) for n, of in by.items()} for way, by in found.items()}
@@ -218,10 +219,11 @@ class Bench(NamedTuple):
             for n_clients, of in by.items():
                 told(f"{n_clients} clients, {way}", of)
         print(f"{'in bulk, batch 64':38} {statistics.median(bulk):8.1f} sentences/s", flush=True)
-        best = {way: statistics.median(result[way]["64"]["per_second"]) for way in result}
-        over = {name: best["together"] / one for name, one in best.items() if name != "together"}
-        over["bulk"] = best["together"] / statistics.median(bulk)
-        print("64 clients: " + ", ".join(f"{ratio:.2f} times {name}" for name, ratio in over.items()), flush=True)
+        by_way = {way: of[str(CLIENTS[-1])]["per_second"] for way, of in result.items()}
+        ours = by_way.pop("together")
+        over = {name: ratio(ours, theirs) for name, theirs in {**by_way, "bulk": bulk}.items()}
+        shown = [f"{median:.2f} ({low:.2f}-{high:.2f}) times {name}" for name, (median, low, high) in over.items()]
+        print(f"{CLIENTS[-1]} clients: {', '.join(shown)}", flush=True)
         return {**result, "bulk_per_second": bulk, "ratio_at_64": over}
 
     def bulk(self) -> float:
@@ -278,7 +280,7 @@ def main(
     part: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PARTS)}; all when not given.")] = None,
     threads: Annotated[int, typer.Option(help="Of a server, and in bulk.")] = torch.get_num_threads(),
     dtype: Annotated[str, typer.Option(metavar="float32|int8")] = "float32",
-    requests: Annotated[int, typer.Option(help="Of a round.")] = 1000,
+    requests: Annotated[int, typer.Option(help="Of a round. At its end clients run out, so few would not do.")] = 3000,
     rounds: int = 3,
     soak: Annotated[int, typer.Option(help="Requests of the soak, after its warm-up.")] = 20_000,
     quick: Annotated[bool, typer.Option(help="Fewer requests, one round.")] = False,

@@ -140,15 +140,16 @@ def serve_load() -> str:
             rows.append([f"{n} client{'s' * (n != '1')}, {one['dtype']}", *shown])
         over = one["clients"]["ratio_at_64"]
         bulk = statistics.median(one["clients"]["bulk_per_second"])
-        share = f"{over['bulk']:.2f} of the same sentences in bulk, {bulk:,.0f}"
+        median, low, high = over["bulk"]
+        share = f"{median:.2f} ({low:.2f} to {high:.2f}) of the same sentences in bulk, {bulk:,.0f}"
         rows.append(
-            [f"... 64 clients beside that, {one['dtype']}", share, *(f"1 / {over[way]:.1f}" for way in ways[1:])]
+            [f"... 64 clients beside that, {one['dtype']}", share, *(f"1 / {over[way][0]:.1f}" for way in ways[1:])]
         )
     abuse, soak = found[""]["abuse"], found[""]["soak"]
     worse = abuse["beside an abuser"]["p99_ms"] / abuse["quiet"]["p99_ms"]
     rows.append(["p99 of 8 honest clients beside an abuser", f"{worse:.2f} times that without him", "", ""])
     halves = f"most memory, of {soak['n_requests']:,} requests the second half over the first"
-    rows.append([halves, f"{100 * soak['growth']:+.1f} %", "", ""])
+    rows.append([halves, f"{round(100 * soak['growth'], 1) + 0.0:+.1f} %", "", ""])
     head = ["requests a second (p50, p99 in ms), two cores", "shared batches", "`--alone`", "a plain server"]
     return table(head, rows)
 

@@ -146,6 +146,14 @@ def test_heads_are_bounded(live: Live, kind: str, n: int) -> None:
         assert (code_of(answer) if answer else None) == below.get(kind)
 
 
+@pytest.mark.parametrize("around", [b"1;" + b"x" * 9000, b"0\r\nx: " + b"y" * 9000], ids=["a chunk's name", "trailers"])
+def test_what_stands_around_chunks_of_a_body_is_bounded(live: Live, around: bytes) -> None:
+    head = b"POST /translate HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    began, answer = time.monotonic(), raw(live, head, around, b"z" * 9000)
+    assert answer == b""
+    assert time.monotonic() - began < 0.9, "it waited for the end"
+
+
 def test_a_request_has_one_host(live: Live) -> None:
     one, other = b"host: localhost\r\n", b"host: 127.0.0.1\r\n"
     for hosts, code in ((one, 200), (other, 200), (one + other, 400), (one + one, 400), (b"", 400)):

@@ -79,7 +79,7 @@ def _goes_on(before: str, after: str) -> bool:
 def longest_repeat(ids: list[int], longest_unit: int = 10) -> int:
     """Tokens in the longest stretch that says the same, of one to `longest_unit` tokens, over and over."""
     longest = 0
-    for unit in range(1, longest_unit + 1):
+    for unit in range(1, min(longest_unit, len(ids) // 4) + 1):
         run = 0
         for place in range(unit, len(ids)):
             run = run + 1 if ids[place] == ids[place - unit] else 0

@@ -180,7 +180,7 @@ class Guard:
             self.service.n_accepted -= 1
 
     def _check_head(self, scope: Scope) -> None:
-        """The network's side counts only what comes in pieces; who sends all at once is counted here."""
+        """The network's side counts what has not ended yet; what came whole is counted here."""
         n, most = len(scope["path"]) + len(scope["query_string"]), self.limits.header_bytes
         if n + sum(len(name) + len(text) for name, text in scope["headers"]) > most:
             raise Refusal(431, f"address and headers have more than {most} bytes, which is the limit")
