@@ -150,8 +150,37 @@ def test_heads_are_bounded(live: Live, kind: str, n: int) -> None:
 def test_what_stands_around_chunks_of_a_body_is_bounded(live: Live, around: bytes) -> None:
     head = b"POST /translate HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     began, answer = time.monotonic(), raw(live, head, around, b"z" * 9000)
-    assert answer == b""
+    assert code_of(answer) == 400
     assert time.monotonic() - began < 0.9, "it waited for the end"
+
+
+BODY = b'{"q": "Ja.", "source": "de", "target": "en"}'
+
+
+def question(*headers: bytes) -> bytes:
+    named = [b"host: localhost", b"content-type: application/json", b"content-length: %d" % len(BODY), *headers]
+    return b"POST /translate HTTP/1.1\r\n" + b"\r\n".join(named) + b"\r\n\r\n" + BODY
+
+
+def test_who_offers_another_protocol_is_answered_in_this_one(live: Live) -> None:
+    """As Java's own client does unless told otherwise."""
+    offer = (b"connection: upgrade, http2-settings, close", b"upgrade: h2c", b"http2-settings: AAMAAABkAAQ")
+    answer = raw(live, question(*offer))
+    assert code_of(answer) == 200
+    assert b"translatedText" in answer
+
+
+def test_requests_one_behind_the_other_are_all_answered(live: Live) -> None:
+    assert raw(live, question() * 3 + question(b"connection: close")).count(b"translatedText") == 4
+
+
+def test_trailers_are_no_headers(live: Live) -> None:
+    """Else whoever passes requests on could be made to say what it has not looked at."""
+    chunks = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
+    head = b"POST /translate HTTP/1.1\r\nconnection: close\r\ntransfer-encoding: chunked\r\n"
+    host, kind = b"host: localhost\r\n", b"content-type: application/json\r\n"
+    for before, after, code in ((host + kind, b"", 200), (kind, host, 400), (host, kind, 415)):
+        assert code_of(raw(live, head + before + b"\r\n" + chunks + after + b"\r\n")) == code
 
 
 def test_a_request_has_one_host(live: Live) -> None:

@@ -179,6 +179,37 @@ def test_searches_go_on_from_window_to_window(two_threads: None, monkeypatch: py
     assert [one.text for one in found] == [one.text for one in expected]
 
 
+def test_all_searches_have_something_to_do(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is less than one batch, and after those who give the lines have paused."""
+    done: dict[int, set[int]] = {}
+    rounds: list[int] = []
+    in_threads = translate.in_threads
+
+    def noted(search_one: Any, of: Any) -> Any:
+        rounds.append(len(of))
+
+        def with_thread(share: Any, stop: Any) -> Any:
+            for found in search_one(share, stop):
+                done.setdefault(threading.get_ident(), set()).add(found[0].number)
+                yield found
+
+        return in_threads(with_thread, of)
+
+    monkeypatch.setattr(translate, "in_threads", noted)
+    translator = Translator.load(device="cpu", batch_size=32)
+    translator.translate(heldout()[0][:20])
+    assert sorted(map(len, done.values())) == [10, 10]
+
+    def with_a_pause() -> Iterator[str]:
+        for n, text in enumerate(heldout()[0][:300]):
+            time.sleep(1 if n == 150 else 0)
+            yield text
+
+    rounds.clear()
+    assert len(list(translator.stream(with_a_pause()))) == 300
+    assert rounds == [2, 2], "who was left alone went on alone"
+
+
 def test_whoever_is_slow_to_take_lines_is_not_overrun(two_threads: None) -> None:
     translator = Translator.load(device="cpu", batch_size=2)
     texts = iter(heldout()[0][:400])

@@ -235,7 +235,9 @@ class Translator:
         if n_workers == 1:
             yield from self._search_one(lines)
         elif len(come := list(lines.take())) >= LEAST_EACH * n_workers:
-            yield from in_threads(self._search_one, [_Shared(come, lines)] * n_workers)
+            # They are sorted by length, so that every n-th are of all lengths.
+            rest = _Shared(lines)
+            yield from in_threads(self._search_one, [_Before(come[i::n_workers], rest) for i in range(n_workers)])
         elif come:  # else there were blank lines alone, which are to be given back
             yield from self._search_one(_Before(come, lines))
 
@@ -374,7 +376,7 @@ def _least(*bounds: int | None, less: int) -> int | None:
 def in_threads(search_one: Callable[[T, threading.Event], Iterator[Found]], shares: Sequence[T]) -> Iterator[Found]:
     """What searches find that each have a share, a thread and a core: threads inside of operations so small would wait
     for each other most of the time. When this is left, whatever the reason, they have ended."""
-    found: queue.SimpleQueue[Found | BaseException | None] = queue.SimpleQueue()  # no longer than all shares
+    found: queue.SimpleQueue[Found | BaseException | None] = queue.SimpleQueue()  # whoever feeds the searches bounds it
     stop, n_threads = threading.Event(), torch.get_num_threads()
 
     def work(share: T) -> None:
@@ -422,17 +424,17 @@ class _Before:
 
 
 class _Shared:
-    """Sentences that have come, then those of lines that are here, for several searches. Nobody waits for more: who has
-    nothing to do ends, and so do all where whoever wants the lines is slow to take them."""
+    """Sentences of lines that are here, for several searches. Nobody waits for more: once there are none, or whoever
+    wants the lines is slow to take them, there are none for anybody, so that all end and begin again together."""
 
-    def __init__(self, come: list[Sentence], lines: _Lines) -> None:
-        self.come, self.lines, self.lock = come[::-1], lines, threading.Lock()
+    def __init__(self, lines: _Lines) -> None:
+        self.lines, self.lock, self.is_over = lines, threading.Lock(), False
 
     def get(self, wait: bool) -> Sentence | None:
         with self.lock:
-            if self.come:
-                return self.come.pop()
-            return self.lines.get(wait=False) if self.lines.has_room else None
+            found = None if self.is_over or not self.lines.has_room else self.lines.get(wait=False)
+            self.is_over = found is None
+            return found
 
 
 class _Lines:
@@ -506,7 +508,7 @@ class _Lines:
         while not self.has_ended and n_taken < self.window:
             try:
                 item = next(self.given, None) if self.given is not None else self.read.get(
-                    block=wait or n_taken > 0, timeout=None if wait and not n_taken else GATHER_SECONDS
+                    block=wait, timeout=GATHER_SECONDS if n_taken else None
                 )  # fmt: skip
             except queue.Empty:
                 break

@@ -126,7 +126,8 @@ class Guard:
         direct: Mapping[tuple[str, str], Route],
     ) -> None:  # fmt: skip
         """`known`: paths that are called by their names in logs and metrics; others could be anything. `direct`: by
-        method and path, routes of the application that are asked without it, which takes as long as all else does."""
+        method and path, routes of the application that are asked without it, which takes as long as all else does; they
+        refuse by a Refusal alone."""
         self.app, self.service, self.access, self.known, self.log = app, service, access, known, log
         self.direct = direct
         self.limits = service.limits

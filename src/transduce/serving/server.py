@@ -108,23 +108,22 @@ def make_server(app: Any, service: Service, proxies: Sequence[str] = ()) -> Any:
         app, log_config=None, log_level="critical", access_log=False, server_header=False, lifespan="off", ws="none",
         proxy_headers=bool(proxies), forwarded_allow_ips=list(proxies), http=_protocol(limits, bool(proxies)),
         timeout_keep_alive=max(1, round(limits.header_seconds)), timeout_graceful_shutdown=CLOSE_SECONDS,
+        h11_max_incomplete_event_size=limits.header_bytes,
     )  # fmt: skip
     return Server(config)
 
 
 def _protocol(limits: Limits, has_proxy: bool) -> type[Any]:
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     connected: Counter[str] = Counter()
 
-    class Impatient(HttpToolsProtocol):
-        """uvicorn waits for ever for a request to begin, and for its headers to end, however long they are."""
+    class Impatient(H11Protocol):
+        """uvicorn waits for ever for a request to begin, and for its headers to end."""
 
         of = ""
         is_counted = False
         clock: Any = None
-        n_unfinished = 0
-        """Bytes since a head was whole or a body went on: of a head, or of what chunks of a body have around them."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -144,26 +143,8 @@ def _protocol(limits: Limits, has_proxy: bool) -> type[Any]:
             transport.close()
 
         def data_received(self, data: bytes) -> None:
-            if not self.is_counted:
-                return
-            self.n_unfinished += len(data)
-            super().data_received(data)
-            if self.n_unfinished > limits.header_bytes and not self.transport.is_closing():
-                if self.cycle is None or self.cycle.response_complete:
-                    self.send_400_response(f"headers have more than {limits.header_bytes} bytes, which is the limit")
-                self.transport.close()
-
-        def on_headers_complete(self) -> None:
-            self.n_unfinished = 0
-            super().on_headers_complete()
-
-        def on_body(self, body: bytes) -> None:
-            self.n_unfinished = 0
-            super().on_body(body)
-
-        def on_message_complete(self) -> None:
-            self.n_unfinished = 0
-            super().on_message_complete()
+            if self.is_counted:
+                super().data_received(data)
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
