@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.serve_load import resident
 from tests.serving import JSON, Live, served
 from tests.test_bundled import heldout
 from transduce import Translation, Translator
@@ -72,18 +73,21 @@ def bodies() -> Iterator[bytes]:
     yield b'--x\r\ncontent-disposition: form-data; name="_charset_"\r\n\r\nutf-7\r\n--x--\r\n'
 
 
-def test_no_body_makes_it_fail_or_hang(live: Live) -> None:
-    n = 0
+def ask_all_that_is_crafted(url: str) -> int:
+    """How many there were."""
+    crafted = [(body, JSON["content-type"]) for body in bodies()]
+    odd = [body for body in bodies() if not body.startswith(b'{"q": ')]
+    crafted += [(body, kind) for body, kind in itertools.product(odd, KINDS[1:])]
     with httpx.Client(timeout=20) as session:
-        crafted = [(body, JSON["content-type"]) for body in bodies()]
-        odd = [body for body in bodies() if not body.startswith(b'{"q": ')]
-        crafted += [(body, kind) for body, kind in itertools.product(odd, KINDS[1:])]
         for body, kind in crafted:
-            answer = session.post(f"{live.url}/translate", content=body, headers={"content-type": kind})
+            answer = session.post(f"{url}/translate", content=body, headers={"content-type": kind})
             assert answer.status_code in (200, 400, 413, 415, 422), (answer.status_code, kind, body[:100])
             assert answer.json().keys() <= {"error", "translatedText", "alternatives", "detectedLanguage"}
-            n += 1
-    assert n > 500
+    return len(crafted)
+
+
+def test_no_body_makes_it_fail_or_hang(live: Live) -> None:
+    assert ask_all_that_is_crafted(live.url) > 500
     assert live.ask().json() == {"translatedText": "That's good."}
 
 
@@ -321,6 +325,17 @@ class Load:
                 self.wrong.append(f"{answer.text} for {expected.text}")
         elif "retry-after" not in answer.headers:
             self.wrong.append(f"{answer.status_code} without Retry-After")
+
+
+@pytest.mark.slow
+def test_no_body_makes_it_grow() -> None:
+    """The most memory of the last passes over that of those before; the first few are its warm-up."""
+    sizes = []
+    with in_a_process("--limit", "client_rate=1e6", "--limit", "client_burst=1000000") as (process, url, _):
+        for _ in range(12):
+            ask_all_that_is_crafted(url)
+            sizes.append(resident(process.pid))
+    assert max(sizes[8:]) < 1.02 * max(sizes[4:8]), sizes
 
 
 @pytest.mark.slow

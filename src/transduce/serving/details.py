@@ -21,7 +21,7 @@ from transduce.explain import Explained
 from transduce.insight.attention import records_of
 from transduce.insight.embed import POOLS, Pool, check_pool, embed
 from transduce.insight.page import for_page
-from transduce.serving.app import QUESTION, REFUSALS, TEXT, described, left
+from transduce.serving.app import ANYWHERE, QUESTION, REFUSALS, TEXT, described, left
 from transduce.serving.batcher import RETRY_SECONDS, Job, Way
 from transduce.serving.limits import Limits, Refusal
 from transduce.serving.question import Question, read_question
@@ -293,8 +293,6 @@ def add_details(app: "FastAPI", service: Service, *, log_text: bool) -> None:
     add("/inspect", details.inspect, RECORDS, asking(prefix=PREFIX), "Translate, and tell what every head looked at")
     add("/embed", details.embed, VECTORS, asking(pool=POOL), "Texts as vectors")
 
-    codes = (400, 401, 403, 408, 413, 415, 429, 431, 503)
-
-    @app.get("/limits", responses=described(LIMITS, *codes), summary="How much a request may ask for")
+    @app.get("/limits", responses=described(LIMITS, *ANYWHERE), summary="How much a request may ask for")
     async def limits() -> JSONResponse:
         return JSONResponse({name: getattr(service.limits, name) for name in TOLD})
