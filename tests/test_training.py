@@ -675,7 +675,7 @@ HANGING = """
 import sys, time
 from datetime import timedelta
 from transduce.training.distributed import Group, RankError
-group = Group.start("cpu", timeout=timedelta(seconds=10))
+group = Group.start("cpu", timeout=timedelta(seconds=5))
 group.wait()
 if group.rank == 1:
     time.sleep(90)
@@ -688,7 +688,8 @@ except RankError as error:
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_given_up_in_bounded_time() -> None:
+@pytest.mark.parametrize("attempt", range(4))  # one in two aborted at its exit, when gloo was not closed first
+def test_a_rank_that_hangs_is_given_up_in_bounded_time(attempt: int) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -70,6 +70,8 @@ class Group:
             dist.all_reduce(tensor)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
+            if self.device.type == "cpu":  # gloo's threads, still holding the lost message, abort a process that exits
+                self.close()
             raise RankError(
                 f"rank {self.rank} lost touch with another ({reason}): see what that one said; the same command resumes"
             ) from None
