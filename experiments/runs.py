@@ -4,6 +4,7 @@ its passport comes back."""
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_compl
 from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -120,10 +122,14 @@ def beside(
     n: int, do: Callable[[Job], Record], jobs: Sequence[Job], minutes: float = math.inf
 ) -> Iterator[tuple[Job, Record]]:
     """Each as it ends, so many at once; none is begun after so many minutes. What one changes of PyTorch, or how it
-    dies, is no other's affair: each has a process of its own. The first error is raised when all have ended."""
+    dies, is no other's affair: each has a process of its own, with cores of its own. The first error is raised when all
+    have ended."""
     errors, last = [], time.monotonic() + 60 * minutes
+    free: SimpleQueue[set[int]] = SimpleQueue()
+    for cores in shares_of_cores(n):
+        free.put(cores)
     with ThreadPoolExecutor(n) as pool:
-        running = {pool.submit(_in_a_process, do, job, last): job for job in jobs}
+        running = {pool.submit(_in_a_process, do, job, last, free): job for job in jobs}
         for one in as_completed(running):
             if (error := one.exception()) is not None:
                 errors.append(error)
@@ -134,10 +140,26 @@ def beside(
         raise errors[0]
 
 
-def _in_a_process(do: Callable[[Job], Record], job: Job, last: float) -> Record | None:
+def shares_of_cores(n: int) -> list[set[int]]:
+    """Apart where there are enough: two runs that each keep all cores busy take several times as long."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return [set(cores[i % len(cores) :: n]) if cores else set() for i in range(n)]
+
+
+def _in_a_process(do: Callable[[Job], Record], job: Job, last: float, free: SimpleQueue[set[int]]) -> Record | None:
     """None where it is too late to begin."""
     if time.monotonic() > last:
         return None
-    # Not one pool for all: when a process dies, its pool is broken for all that wait in it.
-    with ProcessPoolExecutor(1, get_context("spawn")) as alone:
-        return alone.submit(do, job).result()
+    cores = free.get()
+    try:
+        # Not one pool for all: when a process dies, its pool is broken for all that wait in it.
+        with ProcessPoolExecutor(1, get_context("spawn"), _keep_to, (cores,)) as alone:
+            return alone.submit(do, job).result()
+    finally:
+        free.put(cores)
+
+
+def _keep_to(cores: set[int]) -> None:
+    if cores:  # a system that does not tell them does not take them either
+        os.sched_setaffinity(0, cores)
+        torch.set_num_threads(len(cores))  # PyTorch has counted all of them when it was imported

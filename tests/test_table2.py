@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import lzma
+import os
 import shlex
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from experiments import bundled_model, table2
 from experiments.flops import Lengths, as_the_paper, counted
 from experiments.published import BEST, EN_FR, EN_FR_BIG, TABLE_2, TRAINING
-from experiments.runs import beside, settings_from, train_config
+from experiments.runs import beside, settings_from, shares_of_cores, train_config
 from experiments.table2 import CORPORA, PAPER_RUNS, Paper, how_to_run
 from tests.command import run_here
 from tests.primes import prime_config
@@ -253,6 +255,32 @@ def test_one_that_fails_costs_no_other() -> None:
 def test_none_is_begun_when_it_is_too_late() -> None:
     assert list(beside(1, json.loads, ["{}"], minutes=-1)) == []
     assert list(beside(1, json.loads, ["{}"], minutes=1)) == [("{}", {})]
+
+
+def cores_of(seconds: float) -> dict[str, Any]:
+    time.sleep(seconds)  # so that all are there at once
+    return {"cores": sorted(os.sched_getaffinity(0)), "n_threads": torch.get_num_threads()}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not tell its cores")
+@pytest.mark.parametrize("n", [1, 2])
+def test_runs_at_once_have_cores_of_their_own(n: int) -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    told = [record for _, record in beside(n, cores_of, [1.0] * 3)]
+    own = [record["cores"] for record in told]
+    assert [record["n_threads"] for record in told] == [len(cores) for cores in own]
+    assert len(own) == 3
+    if n == 1 or len(mine) == 1:
+        assert own == [mine] * 3
+    else:
+        shares = sorted({tuple(cores) for cores in own})
+        assert sorted(core for share in shares for core in share) == mine, "each core in one share"
+
+
+def test_more_runs_than_cores_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
+    assert shares_of_cores(5) == [{3}, {5}, {3}, {5}, {3}]
+    assert shares_of_cores(1) == [{3, 5}]
 
 
 def test_settings_tell_all_that_differs() -> None:
