@@ -16,7 +16,7 @@ from experiments import table3
 from experiments.gradient_norms import gradient_norms
 from experiments.published import TABLE_3
 from experiments.runs import settings_from
-from experiments.table3 import ROWS, Job, Row, big, one_narrow_head, run_one, scaled
+from experiments.table3 import DEPTH, ROWS, Job, Row, big, one_narrow_head, run_one, scaled
 from experiments.variants import VARIANTS, no_self_attention, no_warmup, unscaled
 from tests.primes import prime_config, random_ids, random_model
 from tests.test_prepare import sentences, write_pairs
@@ -51,9 +51,9 @@ def test_rows_of_the_paper_are_the_papers() -> None:
         "A: 32 heads": {"n_heads": 32, "d_k": 16, "d_v": 16},
         "B: d_k / 4": {"d_k": 16},
         "B: d_k / 2": {"d_k": 32},
-        "C: 2 layers": {"n_encoder_layers": 2, "n_decoder_layers": 2},
-        "C: 4 layers": {"n_encoder_layers": 4, "n_decoder_layers": 4},
-        "C: 8 layers": {"n_encoder_layers": 8, "n_decoder_layers": 8},
+        "C: depth / 3": {"n_encoder_layers": 2, "n_decoder_layers": 2},
+        "C: depth x 2/3": {"n_encoder_layers": 4, "n_decoder_layers": 4},
+        "C: depth x 4/3": {"n_encoder_layers": 8, "n_decoder_layers": 8},
         "C: d_model / 2": {"d_model": 256, "d_k": 32, "d_v": 32},
         "C: d_model x 2": {"d_model": 1024, "d_k": 128, "d_v": 128},
         "C: d_ff / 2": {"d_ff": 1024},
@@ -72,11 +72,12 @@ def test_rows_of_the_paper_are_the_papers() -> None:
     assert {(one.letter, one.name) for one in ROWS if one.letter != "asked"} == TABLE_3.keys()
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("key", [row.key for row in ROWS])
-def test_a_row_changes_the_same_things_at_any_width(key: str) -> None:
-    (small, wide), paper = ((row(key).change(one), one) for one in (scaled(4, 3000), base())), base()
+def test_a_row_changes_the_same_things_at_any_scale(key: str, depth: int) -> None:
+    (small, wide), paper = ((row(key).change(one), one) for one in (scaled(4, depth, 3000), base())), base()
     for changed, whole in (small, wide):
-        for name in (*WIDTHS, "n_heads"):
+        for name in (*WIDTHS, *DEPTH, "n_heads"):
             ratio = getattr(changed.model, name) / getattr(whole.model, name)
             at_paper = getattr(row(key).change(paper).model, name) / getattr(paper.model, name)
             assert math.isclose(ratio, at_paper, rel_tol=0.01), name
@@ -103,18 +104,19 @@ def test_parameters_are_those_that_the_paper_prints() -> None:
 
 
 def test_one_narrow_head_has_as_many_parameters_as_eight() -> None:
-    for config in (base(), scaled(4, 3000)):
+    for config in (base(), scaled(4, 1, 3000)):
         changed = one_narrow_head(config)
         assert (changed.model.n_heads, changed.model.d_k) == (1, config.model.d_k)
         assert math.isclose(count_parameters(changed), count_parameters(config), rel_tol=0.002)
 
 
 def test_base_at_a_scale_is_base_but_for_widths_and_length() -> None:
-    config = scaled(4, 3000)
+    config = scaled(4, 1, 3000)
     assert [getattr(config.model, name) for name in WIDTHS] == [128, 512, 16, 16]
     assert with_model(config, d_model=512, d_ff=2048, d_k=64, d_v=64).model == base().model
     peak = config.train.rate_factor * learning_rate(config.train.warmup_steps, 128, config.train.warmup_steps)
     assert math.isclose(peak, learning_rate(4000, 128, 4000))
+    assert scaled(4, 2, 3000) == with_model(config, n_encoder_layers=3, n_decoder_layers=3)
     changed = {name.partition("=")[0] for name in settings_from(config, base()) if not name.startswith("model.")}
     assert changed == {
         *("data.batch_tokens", "data.n_shapes", "train.max_steps", "train.warmup_steps", "train.rate_factor"),
@@ -122,9 +124,11 @@ def test_base_at_a_scale_is_base_but_for_widths_and_length() -> None:
     }
 
 
-def test_a_scale_that_divides_no_width_is_refused() -> None:
+def test_a_scale_that_divides_no_width_or_depth_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"d_model 170\.667"):
-        scaled(3, 100)
+        scaled(3, 1, 100)
+    with pytest.raises(ConfigError, match=r"n_encoder_layers 1\.5, n_decoder_layers 1\.5 is no whole number"):
+        scaled(4, 4, 100)
 
 
 # Variants
@@ -227,8 +231,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "prepared"
 
 
-TOY = ["--scale", "16", "--steps", "4", "--device", "cpu", "--sentences", "5", "--set", "data.batch_tokens=500",
-       "model.n_encoder_layers=2", "model.n_decoder_layers=2", "decode.max_extra_tokens=3"]  # fmt: skip
+TOY = ["--scale", "16", "--steps", "4", "--device", "cpu", "--sentences", "5", "--depth", "2", "--set",
+       "data.batch_tokens=500", "decode.max_extra_tokens=3"]  # fmt: skip
 
 
 def test_the_command_runs_what_is_missing_and_shows_all(
@@ -249,7 +253,7 @@ def test_the_command_runs_what_is_missing_and_shows_all(
         assert {"config_hash", "commit", "device", "minutes", "versions"} <= run.keys()
     alone = result["runs"][-1]
     assert (alone["passes"], alone["variant"]) == ("plain", "no self-attention")
-    assert alone["parameters"] == result["runs"][0]["parameters"] - 4 * 4 * 32 * 32
+    assert alone["parameters"] == result["runs"][0]["parameters"] - 6 * 4 * 32 * 32
     assert [(one["norm"], one["seed"]) for one in result["gradient_norms"]] == [("post", 1), ("pre", 1)]
     monkeypatch.setattr(table3, "run_one", lambda *_: pytest.fail("it has been run"))
     capsys.readouterr()
@@ -299,7 +303,7 @@ def test_a_run_that_diverges_is_told_as_such(prepared: Path) -> None:
 
 
 def test_gradient_norms_are_those_of_the_first_step(prepared: Path) -> None:
-    config = override(scaled(16, 4), ["data.batch_tokens=300", "model.dropout=0", "model.n_decoder_layers=2"])
+    config = override(scaled(16, 1, 4), ["data.batch_tokens=300", "model.dropout=0", "model.n_decoder_layers=2"])
     config = with_model(config, source_vocab_size=300, target_vocab_size=300)
     own = Prepared(prepared)
     found = gradient_norms(config, own, "cpu")["layers"]
