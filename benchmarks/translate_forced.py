@@ -39,7 +39,9 @@ from transduce import Transformer, with_model
 from transduce.checkpoint import BUNDLED
 from transduce.config import PRESETS, RunConfig
 from transduce.data.subword import SUBWORDS, Subwords
-from transduce.decoding import Sentence, free, search
+from transduce.decoding.beams import Sentence
+from transduce.decoding.choosing import free
+from transduce.decoding.search import search
 from transduce.evaluate import read_text
 from transduce.graph_stepper import GraphStepper
 from transduce.interop.ctranslate2 import to_ctranslate2

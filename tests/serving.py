@@ -14,7 +14,7 @@ import httpx
 
 from transduce import Translator
 from transduce.checkpoint import Origin
-from transduce.decoding import Stepper
+from transduce.decoding.search import Stepper
 from transduce.serving.app import make_app
 from transduce.serving.guard import Access
 from transduce.serving.limits import Limits

@@ -12,7 +12,9 @@ import torch
 from tests.primes import prime_config, random_model
 from transduce import graph_stepper
 from transduce.config import DecodeConfig, ModelConfig
-from transduce.decoding import Hypothesis, Rules, Sentence, advance, free, search
+from transduce.decoding.beams import Hypothesis, Sentence
+from transduce.decoding.choosing import Rules, free
+from transduce.decoding.search import advance, search
 from transduce.graph_stepper import GraphStepper
 from transduce.peaks import GROUP, Peaks
 from transduce.stepper import FastStepper

@@ -25,7 +25,9 @@ from tests.test_search import by_number
 from tests.test_stepper import sources
 from transduce import Translator
 from transduce.config import DecodeConfig
-from transduce.decoding import Beams, How, Hypothesis, Sentence, _padded, best, free, limit_of, search
+from transduce.decoding.beams import Beams, Hypothesis, Sentence
+from transduce.decoding.choosing import How, best, free
+from transduce.decoding.search import _padded, limit_of, search
 from transduce.errors import DataError
 from transduce.model import Transformer
 from transduce.native_stepper import COLUMNS, INPUTS, ROWS, NativeStepper
@@ -151,7 +153,7 @@ def its_own(peaks: Peaks) -> None:
 
 
 class Slow:
-    """The same steps; all that a search does around them is decoding.py's."""
+    """The same steps; all that a search does around them is search.py's."""
 
     def __init__(self, stepper: NativeStepper) -> None:
         self.start, self.step = stepper.start, stepper.step
@@ -177,7 +179,7 @@ SEARCHES: list[tuple[dict[str, Any], float]] = [
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("settings", "forbidden"), SEARCHES, ids=str)
 def test_searches_find_the_same(settings: dict[str, Any], forbidden: float, precision: native.Precision) -> None:
-    """As by turns of decoding.py. Past tokens may be added up in another order, so scores are near; in int8 a value may
+    """As by turns of search.py. Past tokens may be added up in another order, so scores are near; in int8 a value may
     then fall to another whole number, and a search to another side: few do."""
     how, n_far = DecodeConfig(**settings), 0
     fast = NativeStepper(one_that_ends(8 if how.beam_size == 1 else 6), precision)
@@ -208,7 +210,7 @@ def test_searches_find_the_same(settings: dict[str, Any], forbidden: float, prec
 
 
 def test_turns_of_both_kinds_go_on_with_what_the_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a forced prefix turns are those of decoding.py, before and after it compiled."""
+    """Beside a forced prefix turns are those of search.py, before and after it compiled."""
     fast, how = NativeStepper(one_that_ends(6), "float32"), DecodeConfig(beam_size=3)
     config = fast.config
     prefixes = {4: [5], 5: [6] * 15}

@@ -15,21 +15,9 @@ from torch import Tensor
 
 from tests.primes import prime_config, random_model
 from transduce import DecodeConfig, Transformer, greedy
-from transduce.decoding import (
-    Beams,
-    How,
-    Hypothesis,
-    Rules,
-    Sentence,
-    best,
-    best_of_few,
-    limit_of,
-    narrow,
-    repeats,
-    restrict,
-    search,
-    uniform,
-)
+from transduce.decoding.beams import Beams, Hypothesis, Sentence
+from transduce.decoding.choosing import How, Rules, best, best_of_few, narrow, repeats, restrict, uniform
+from transduce.decoding.search import limit_of, search
 from transduce.peaks import Doubts, Peaks, first_of_equals
 from transduce.stepper import FastStepper
 

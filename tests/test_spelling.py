@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from transduce import DecodeConfig, Transformer, tiny, with_model
 from transduce.data.subword import Subwords
-from transduce.decoding import Sentence, search
+from transduce.decoding.beams import Sentence
+from transduce.decoding.search import search
 from transduce.spelling import LINE_BREAKS, START, one_line, transitions, whole_characters
 
 

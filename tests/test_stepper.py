@@ -15,7 +15,9 @@ from torch import Tensor
 from tests.primes import prime_config, random_model
 from tests.test_bundled import heldout
 from transduce import Translator, translate
-from transduce.decoding import Beams, How, put
+from transduce.decoding.beams import Beams
+from transduce.decoding.choosing import How
+from transduce.decoding.search import put
 from transduce.native import Precision
 from transduce.peaks import Peaks
 from transduce.stepper import BLOCK, FEW_ROWS, Cells, FastStepper, Int8Product, Product, why_not

@@ -25,7 +25,7 @@ from transduce import ConfigError, DataError, ModelFolderError, Transformer, loa
 from transduce.checkpoint import Origin, load_origin
 from transduce.data.prepare import Prepared
 from transduce.data.subword import SUBWORDS, Subwords
-from transduce.decoding import Hypothesis
+from transduce.decoding.beams import Hypothesis
 from transduce.evaluate import perplexity_of
 from transduce.records import Form, translate_files
 from transduce.spelling import LINE_BREAKS
@@ -218,7 +218,7 @@ def test_no_more_is_read_than_is_needed(translator: Translator) -> None:
 STREAM = """
 import resource, sys
 from transduce import Translator, RunConfig
-from transduce.decoding import Hypothesis
+from transduce.decoding.beams import Hypothesis
 from transduce.records import Form, translate_files
 from dataclasses import replace
 translator = Translator.load(sys.argv[1], device="cpu", batch_size=256)

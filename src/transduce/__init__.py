@@ -22,7 +22,7 @@ from transduce.errors import ConfigError, DataError, ModelFolderError
 if TYPE_CHECKING:
     from transduce.checkpoint import load_model, save_model
     from transduce.data.batches import Batch, make_batch
-    from transduce.decoding import greedy
+    from transduce.decoding.search import greedy
     from transduce.model import DecoderState, Transformer
     from transduce.translate import Translation, Translator
 
@@ -33,7 +33,7 @@ _LATER = {
     "Transformer": "transduce.model",
     "Translation": "transduce.translate",
     "Translator": "transduce.translate",
-    "greedy": "transduce.decoding",
+    "greedy": "transduce.decoding.search",
     "load_model": "transduce.checkpoint",
     "make_batch": "transduce.data.batches",
     "save_model": "transduce.checkpoint",

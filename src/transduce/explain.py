@@ -15,7 +15,7 @@ from transduce.alignment import Link, word_links, words_of
 from transduce.checkpoint import AlignmentHeads
 from transduce.data.batches import make_batch
 from transduce.data.subword import Subwords
-from transduce.decoding import Hypothesis
+from transduce.decoding.beams import Hypothesis
 from transduce.model import Output, Transformer
 
 N_RUNNERS_UP = 3

@@ -1,7 +1,7 @@
 """Turns of a search recorded as CUDA graphs: one launch each, where a GPU would wait for hundreds of small ones.
 
 A recording reads and writes at fixed places, so that hypotheses and state live in them from turn to turn. What a turn
-would decide by what it finds is noted, and looked at once it is done. The slow twin is `turn` of `decoding.py` with
+would decide by what it finds is noted, and looked at once it is done. The slow twin is `search.turn` with
 `FastStepper`, which is what is recorded.
 """
 
@@ -18,7 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transduce.decoding import Beams, How, advance, rows_of, turn
+from transduce.decoding.beams import Beams
+from transduce.decoding.choosing import How
+from transduce.decoding.search import advance, rows_of, turn
 from transduce.model import Transformer
 from transduce.peaks import GROUP, Doubts, Peaks, can_tell
 from transduce.stepper import AXES, Cells, FastStepper, needed

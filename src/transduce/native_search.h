@@ -1,5 +1,5 @@
 /* One token on in a plain search: the step, the best continuations, and what becomes of the hypotheses. Included by
-   native.c, and the fast twin of `turn` in decoding.py. Hypotheses that do not go on are passed over, and so are sentences
+   native.c, and the fast twin of `turn` in search.py. Hypotheses that do not go on are passed over, and so are sentences
    that are over: a fifth of all rows. */
 
 /* The logits of some groups again: 32 columns of one row each. */

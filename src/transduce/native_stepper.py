@@ -14,7 +14,9 @@ from torch import Tensor
 
 import transduce.native as native
 from transduce.config import DecodeConfig, ModelConfig
-from transduce.decoding import Beams, How, Sentence, length_penalty, turn
+from transduce.decoding.beams import Beams, Sentence, length_penalty
+from transduce.decoding.choosing import How
+from transduce.decoding.search import turn
 from transduce.errors import DataError
 from transduce.model import Transformer
 from transduce.native import Precision

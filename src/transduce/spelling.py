@@ -10,7 +10,7 @@ import torch
 
 from transduce.config import ModelConfig
 from transduce.data.subword import Subwords
-from transduce.decoding import Rules
+from transduce.decoding.choosing import Rules
 
 LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 """All that some program takes for the end of a line."""

@@ -21,7 +21,8 @@ from transduce.alignment import Link, n_words
 from transduce.checkpoint import BUNDLED, AlignmentHeads, Origin, load_model, load_origin, model_folder
 from transduce.config import DecodeConfig, RunConfig
 from transduce.data.subword import SUBWORDS, Subwords
-from transduce.decoding import Hypothesis, Queue, Sentence, Stepper, Withdrawn, search
+from transduce.decoding.beams import Hypothesis, Sentence
+from transduce.decoding.search import Queue, Stepper, Withdrawn, search
 from transduce.errors import ConfigError, ModelFolderError
 from transduce.explain import Explained, Token, explain
 from transduce.fast.cpu import keep_memory

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from transduce.config import DecodeConfig
-from transduce.decoding import Hypothesis, Sentence
+from transduce.decoding.beams import Hypothesis, Sentence
 from transduce.serving.limits import Limits, Refusal
 from transduce.serving.metrics import Metrics
 from transduce.translate import Translation, Translator

@@ -1,0 +1,214 @@
+"""The hypotheses of all sentences that are searched side by side, in a few tensors, and what becomes of them."""
+
+# Axes: B sentences, K hypotheses of each, T tokens.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transduce.config import DecodeConfig
+
+NONE = -1
+"""Where there is no token."""
+
+
+class Sentence(NamedTuple):
+    """What is to be translated."""
+
+    number: int
+    """Among all: with the seed, it settles what is drawn in sampling."""
+    source: Sequence[int]
+    """With its end mark."""
+    prefix: Sequence[int] = ()
+    """The translation must begin so."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    ids: list[int]
+    """Without the end mark."""
+    log_prob: float
+    """Of all tokens, and of the end mark where there is one, as the model gives it."""
+    score: float
+    """`log_prob` over the length penalty, by which hypotheses are ranked."""
+    has_ended: bool
+    """By itself, and not at the limit."""
+    margin: float
+    """How far, in log-probability, the closest choice on the way was from being another."""
+
+
+def length_penalty(length: Tensor, settings: DecodeConfig) -> Tensor:
+    """Divides a log-probability. The end mark counts."""
+    length = length.to(torch.float32)
+    if settings.length_penalty == "gnmt":  # Wu et al. 2016, equation 14
+        return ((5 + length) / 6) ** settings.length_alpha
+    return length**settings.length_alpha
+
+
+@dataclass(frozen=True)
+class Beams:
+    """Hypotheses that go on, and those that have ended. A hypothesis that ends closes its place among the first."""
+
+    number_B: Tensor
+    length_B: Tensor
+    """Tokens so far: all hypotheses of a sentence that go on are equally long."""
+    limit_B: Tensor
+    forced_BT: Tensor
+    """What a translation must begin with."""
+    margin_B: Tensor
+    n_ended_B: Tensor
+    token_BKT: Tensor
+    last_BK: Tensor
+    """The tokens to go on from; those that have ended go on from anything, for nothing."""
+    log_prob_BK: Tensor
+    """-inf where none goes on."""
+    state_BK: Tensor
+    """In the automaton of the rules."""
+    ended_token_BKT: Tensor
+    ended_log_prob_BK: Tensor
+    ended_score_BK: Tensor
+    ended_length_BK: Tensor
+
+    @classmethod
+    def start(
+        cls, sentences: Sequence[Sentence], settings: DecodeConfig, limits: Sequence[int], bos_id: int,
+        device: torch.device,
+    ) -> Beams:  # fmt: skip
+        n, n_kept, longest = len(sentences), settings.n_hypotheses, max(limits)
+        n_forced = max(len(sentence.prefix) for sentence in sentences)
+        forced = [[*sentence.prefix, *[NONE] * (n_forced - len(sentence.prefix))] for sentence in sentences]
+        log_prob_BK = torch.zeros(n, n_kept, device=device)
+        if settings.method == "beam":
+            log_prob_BK[:, 1:] = -torch.inf  # all rows are alike before the first token
+
+        def whole(*shape: int, value: int = 0) -> Tensor:
+            return torch.full(shape, value, device=device)
+
+        def none() -> Tensor:
+            return torch.full((n, n_kept), -torch.inf, device=device)
+
+        return cls(
+            number_B=torch.tensor([sentence.number for sentence in sentences], device=device),
+            length_B=whole(n),
+            limit_B=torch.tensor(limits, device=device),
+            forced_BT=torch.tensor(forced, dtype=torch.long, device=device).view(n, n_forced),
+            margin_B=torch.full((n,), torch.inf, device=device),
+            n_ended_B=whole(n),
+            token_BKT=whole(n, n_kept, longest, value=NONE),
+            last_BK=whole(n, n_kept, value=bos_id),
+            log_prob_BK=log_prob_BK,
+            state_BK=whole(n, n_kept),
+            ended_token_BKT=whole(n, n_kept, longest, value=NONE),
+            ended_log_prob_BK=none(),
+            ended_score_BK=none(),
+            ended_length_BK=whole(n, n_kept),
+        )
+
+    def select(self, sentences_B: Tensor) -> Beams:
+        """No wider than those that stay need."""
+        kept = {f.name: getattr(self, f.name)[sentences_B] for f in fields(self)}
+        n = int(kept["limit_B"].max()) if len(sentences_B) else 0
+        for name in ("token_BKT", "ended_token_BKT"):
+            kept[name] = kept[name][..., :n]
+        return Beams(**kept)
+
+    def join(self, other: Beams) -> Beams:
+        wide, other = self._as_wide_as(other), other._as_wide_as(self)
+        return Beams(**{f.name: torch.cat([getattr(wide, f.name), getattr(other, f.name)]) for f in fields(self)})
+
+    def put(self, places: Tensor, other: Beams) -> Beams:
+        """The sentences at these places give way to the other's, in order. Nothing else is copied."""
+        wide, other = self._as_wide_as(other), other._as_wide_as(self)
+        for f in fields(self):
+            own = getattr(wide, f.name)
+            own.index_copy_(0, places, getattr(other, f.name).to(own.dtype))  # steppers may be of float64
+        return wide
+
+    def _as_wide_as(self, other: Beams) -> Beams:
+        """With room for as many tokens."""
+        widths = {name: getattr(other, name).shape[-1] for name in ("forced_BT", "token_BKT", "ended_token_BKT")}
+        more = {name: n - getattr(self, name).shape[-1] for name, n in widths.items()}
+        wider = {name: F.pad(getattr(self, name), (0, n), value=NONE) for name, n in more.items() if n > 0}
+        return replace(self, **wider) if wider else self
+
+    def without_what_was_said(self) -> Beams:
+        """Nothing is forced any more once all have said it."""
+        if (n := self.forced_BT.shape[1]) == 0:
+            return self
+        T = torch.arange(n, device=self.forced_BT.device)
+        is_left = ((self.forced_BT != NONE) & (self.length_B[:, None] <= T)).any()
+        return self if bool(is_left) else replace(self, forced_BT=self.forced_BT[:, :0])
+
+    def place_BK1(self, length_B: Tensor) -> Tensor:
+        """Among the tokens. Those that are over may be past their end: what they say there does not count."""
+        n_kept, n = self.token_BKT.shape[1:]
+        return length_B.clamp(0, max(n - 1, 0))[:, None, None].expand(-1, n_kept, 1)
+
+    def is_over_B(self, settings: DecodeConfig) -> Tensor:
+        """Whether nothing that a search could still find would change what it returns."""
+        best_log_prob_B = self.log_prob_BK.max(1).values
+        is_over_B = (best_log_prob_B == -torch.inf) | (self.length_B >= self.limit_B)
+        if settings.method == "beam" and settings.stop_early:
+            # A log-probability only falls, and nothing is divided by more than at the limit.
+            bound_B = best_log_prob_B / length_penalty(self.limit_B, settings)
+            worst_B = self.ended_score_BK.topk(settings.n_best).values[:, -1]
+            is_over_B = is_over_B | (worst_B >= bound_B)
+        return is_over_B
+
+
+def harvest(beams: Beams, sentences: Sequence[int], settings: DecodeConfig) -> list[list[Hypothesis]]:
+    """For each of these sentences, the best first. Those cut off at the limit come after all that have ended.
+
+    Where the rules left nothing to say, there is one hypothesis of nothing, which has not ended.
+    """
+    found = []
+    columns = here(
+        [
+            beams.margin_B, beams.n_ended_B, beams.ended_token_BKT, beams.ended_log_prob_BK, beams.ended_score_BK,
+            beams.ended_length_BK, beams.token_BKT, beams.log_prob_BK, beams.length_B,
+        ], sentences,
+    )  # fmt: skip
+    for margins, n_ended, tokens, log_probs, scores, lengths, live, live_log_probs, length in zip(
+        *columns, strict=True
+    ):
+        margin, order = float(margins), sorted(range(int(n_ended)), key=lambda i: -scores[i])
+        if len(order) > 1:  # by which of them wins, too, it may have been close
+            margin = min(margin, float(scores[order[0]]) - float(scores[order[1]]))
+        ended = [
+            Hypothesis(tokens[i, : lengths[i] - 1].tolist(), float(log_probs[i]), float(scores[i]), True, margin)
+            for i in order[: settings.n_best]
+        ]
+        cut = []
+        if len(ended) < settings.n_best:
+            penalty = length_penalty(torch.tensor([max(1, int(length))]), settings)
+            live_scores = (torch.from_numpy(live_log_probs) / penalty).tolist()
+            cut = [
+                Hypothesis(live[i, :length].tolist(), float(live_log_probs[i]), live_scores[i], False, float(margins))
+                for i in sorted(range(len(live)), key=lambda i: -live_scores[i]) if live_log_probs[i] > -torch.inf
+            ]  # fmt: skip
+        nothing = Hypothesis([], -math.inf, -math.inf, False, margin)
+        found.append(([*ended, *cut] or [nothing])[: settings.n_best])
+    return found
+
+
+def here(tensors: Sequence[Tensor], sentences: Sequence[int]) -> list[list[Any]]:
+    """Some sentences' part of each, as NumPy has it, which makes small things sooner. From a GPU by one copy for all of
+    a dtype: it is waited for at each."""
+    if tensors[0].device.type == "cpu":
+        return [[array[i] for i in sentences] for array in (tensor.numpy() for tensor in tensors)]
+    sentences_B = torch.tensor(sentences, device=tensors[0].device)
+    tensors = [tensor[sentences_B] for tensor in tensors]
+    found = list(tensors)
+    for dtype in {tensor.dtype for tensor in tensors}:
+        places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        together = torch.cat([tensors[i].flatten() for i in places]).cpu()
+        for i, part in zip(places, together.split([tensors[i].numel() for i in places]), strict=True):
+            found[i] = part.view(tensors[i].shape)
+    return [list(tensor.numpy()) for tensor in found]
