@@ -6,7 +6,7 @@ import ctypes
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,7 @@ from transduce import Translator
 from transduce.config import DecodeConfig
 from transduce.decoding.beams import Beams, Hypothesis, Sentence
 from transduce.decoding.choosing import How, best, free
-from transduce.decoding.search import _padded, limit_of, search
+from transduce.decoding.search import _padded, limit_of, search, side_by_side
 from transduce.errors import DataError
 from transduce.model import Transformer
 from transduce.native_stepper import COLUMNS, INPUTS, ROWS, NativeStepper
@@ -207,6 +207,51 @@ def test_searches_find_the_same(settings: dict[str, Any], forbidden: float, prec
         )
         n_far += not is_near and others[0].margin > near
     assert n_far <= (0 if precision == "float32" else 3)
+
+
+@pytest.mark.parametrize(("beam_size", "most"), [(1, 24), (4, 6), (30, 1)])
+def test_a_small_model_searches_no_more_at_a_time_than_pay(
+    beam_size: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.native_stepper.MOST_ROWS", 24)
+    stepper, settings = NativeStepper(one_that_ends(6), "int8"), DecodeConfig(beam_size=beam_size)
+    beside: list[int] = []
+
+    def count(running: Sequence[Sentence]) -> Iterable[int]:
+        beside.append(len(running))
+        return ()
+
+    found = by_number(search(stepper, stepper.config, sentences_of(61, 5), settings, batch_size=50, withdrawn=count))
+    assert len(found) == 61
+    assert max(beside) == most
+
+
+def test_a_large_model_searches_as_many_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are read from memory at each step, however few its rows are."""
+    monkeypatch.setattr("transduce.native_stepper.CACHED", 1000)
+    stepper = NativeStepper(one_that_ends(6), "int8")
+    assert stepper.n_bytes > 1000
+    assert side_by_side(stepper, 1000, 4) == 1000
+    assert side_by_side(FastStepper(one_that_ends(6)), 1000, 4) == 1000
+
+
+def test_keys_that_float16_cannot_hold_are_cut_to_what_it_can() -> None:
+    config = prime_config(attention_bias=True)
+    model = random_model(config, torch.float32).eval()
+    with torch.no_grad():
+        for layer in model.decoder:
+            assert layer.memory_attention.W_KV.b is not None
+            layer.memory_attention.W_KV.b[: config.n_heads * config.d_k] = 1e6
+    (slow, fast), source_BS = (
+        (FastStepper(model, "int8"), NativeStepper(model, "int8")),
+        sources(3, 11, 1, config.pad_id),
+    )
+    states = [stepper.start(source_BS) for stepper in (slow, fast)]
+    assert float(states[1].memory_key_LBHKS[..., 0].max()) == 65504
+    (expected, _), (found, _) = (
+        stepper.step(torch.tensor([5, 6, 7]), state) for stepper, state in zip((slow, fast), states, strict=True)
+    )
+    torch.testing.assert_close(found.logits(), expected.logits(), atol=0.2, rtol=0)
 
 
 def test_turns_of_both_kinds_go_on_with_what_the_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,10 @@
    where FLOAT32 is defined, else in int8.
 
    In int8, rows are whole numbers, each row with a scale of its own, and so are columns of weights; products are whole
-   numbers, which times both scales, plus a bias, are what float32 would have been. In float32 a row's products are added
-   up in the same order whatever stands beside it. Sentences go through all layers some at a time, so that what passes
-   from one product to the next stays in the cache of a core. All is the work of one thread. */
+   numbers, which times both scales, plus a bias, are what float32 would have been; keys and values are float16. In
+   float32 a row's products are added up in the same order whatever stands beside it. Sentences go through all layers
+   some at a time, so that what passes from one product to the next stays in the cache of a core. All is the work of one
+   thread. */
 
 #include <math.h>
 
@@ -83,16 +84,35 @@ static inline void softmax(float *score, int64_t n) {
 #define LANES 16
 #define REST(n) ((n) >= LANES ? 0xffff : (1u << (n)) - 1) /* of a vector, what is left */
 
-static inline float dot(const float *x, const float *y, int64_t n) {
+/* Keys and values are kept in half the bytes where products are rounded more than that anyway: with many sentences side
+   by side they leave the caches. */
+#ifdef FLOAT32
+static inline __m512 load(__mmask16 is_in, const kept *x) { return _mm512_maskz_loadu_ps(is_in, x); }
+static inline void keep(const float *x, int64_t n, kept *out) { memcpy(out, x, n * sizeof(float)); }
+#else
+static inline __m512 load(__mmask16 is_in, const kept *x) {
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(is_in, x));
+}
+
+static inline void keep(const float *x, int64_t n, kept *out) {
+    const __m512 top = _mm512_set1_ps(65504), bottom = _mm512_set1_ps(-65504); /* float16 has no more */
+    for (int64_t i = 0; i < n; i += LANES) {
+        __m512 own = _mm512_max_ps(_mm512_min_ps(_mm512_maskz_loadu_ps(REST(n - i), x + i), top), bottom);
+        _mm256_mask_storeu_epi16(out + i, REST(n - i), _mm512_cvtps_ph(own, _MM_FROUND_TO_NEAREST_INT));
+    }
+}
+#endif
+
+static inline float dot(const float *x, const kept *y, int64_t n) {
     __m512 sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < n; i += LANES)
-        sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(REST(n - i), x + i), _mm512_maskz_loadu_ps(REST(n - i), y + i), sum);
+        sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(REST(n - i), x + i), load(REST(n - i), y + i), sum);
     return _mm512_reduce_add_ps(sum);
 }
 
 /* Rows, each times a weight, added up. Rows are those that `which` says, or all. Four sums at a time, so that none waits
    for the one before it: of four vectors, or where a row is one vector of every fourth row. */
-static inline __attribute__((always_inline)) void mix(const float *weight, int64_t n, const float *rows, int64_t stride,
+static inline __attribute__((always_inline)) void mix(const float *weight, int64_t n, const kept *rows, int64_t stride,
                                                       const int64_t *which, int64_t width, float *out) {
 #define ROW(j) (rows + (which ? which[j] : (j)) * stride)
     if (width <= LANES) {
@@ -102,9 +122,9 @@ static inline __attribute__((always_inline)) void mix(const float *weight, int64
         int64_t j = 0;
         for (; n - j >= 4; j += 4)
             for (int i = 0; i < 4; i++)
-                sum[i] = _mm512_fmadd_ps(_mm512_set1_ps(weight[j + i]), _mm512_maskz_loadu_ps(is_in, ROW(j + i)), sum[i]);
+                sum[i] = _mm512_fmadd_ps(_mm512_set1_ps(weight[j + i]), load(is_in, ROW(j + i)), sum[i]);
         for (; j < n; j++)
-            sum[0] = _mm512_fmadd_ps(_mm512_set1_ps(weight[j]), _mm512_maskz_loadu_ps(is_in, ROW(j)), sum[0]);
+            sum[0] = _mm512_fmadd_ps(_mm512_set1_ps(weight[j]), load(is_in, ROW(j)), sum[0]);
         _mm512_mask_storeu_ps(out, is_in, _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
         return;
     }
@@ -117,10 +137,10 @@ static inline __attribute__((always_inline)) void mix(const float *weight, int64
             sum[i] = _mm512_setzero_ps();
         }
         for (int64_t j = 0; j < n; j++) {
-            const float *row = ROW(j) + first;
+            const kept *row = ROW(j) + first;
             const __m512 by = _mm512_set1_ps(weight[j]);
             for (int i = 0; i < 4; i++)
-                sum[i] = _mm512_fmadd_ps(by, _mm512_maskz_loadu_ps(is_in[i], row + i * LANES), sum[i]);
+                sum[i] = _mm512_fmadd_ps(by, load(is_in[i], row + i * LANES), sum[i]);
         }
         for (int i = 0; i < 4; i++) _mm512_mask_storeu_ps(out + first + i * LANES, is_in[i], sum[i]);
     }
@@ -203,11 +223,11 @@ static void think(work *w, int64_t n_rows, const layer *l, float *x) {
 
 /* What is remembered of all sentences, as `Cells` has it. */
 typedef struct {
-    float *cells;   /* layers x sentences x heads x cells x (key, value) */
+    kept *cells;    /* layers x sentences x heads x cells x (key, value) */
     int64_t *cell;  /* sentences x hypotheses: where the key and the value of this step go */
     float *hidden;  /* sentences x hypotheses x cells: 0 where a cell is of the hypothesis's past */
-    float *keys;    /* layers x sentences x heads x d_k x lanes */
-    float *values;  /* layers x sentences x heads x lanes x d_v */
+    kept *keys;     /* layers x sentences x heads x d_k x lanes */
+    kept *values;   /* layers x sentences x heads x lanes x d_v */
     float *unseen;  /* sentences x lanes: 0 where a source has a token */
     int64_t *n_source, *length;
     int64_t n_sentences, n_kept, n_cells, end, lanes;
@@ -218,23 +238,29 @@ typedef struct {
 static void attend_to_each_other(const model *m, work *w, const matrix *by, const int64_t *n_source,
                                  int64_t n_sentences, int64_t n_rows, int64_t room) {
     const int64_t d_k = m->d_k, d_v = m->d_v, width = d_k + d_v, n_heads = m->n_heads, n_all = by->n_out;
-    float score[room], head[n_heads * d_v], *all = malloc(room * n_all * sizeof(float));
+    const int64_t n_queries = n_heads * d_k;
+    float score[room], head[n_heads * d_v], y[n_all], *query = malloc(room * n_queries * sizeof(float));
+    kept *all = malloc(room * n_heads * width * sizeof(kept));
     times(w->x, n_rows, by, 0, n_all, w->whole);
     for (int64_t sentence = 0, first = 0; sentence < n_sentences; first += n_source[sentence++]) {
         int64_t n = n_source[sentence];
-        for (int64_t i = 0; i < n; i++)
-            real(w->whole + (first + i) * up(n_all, 32), w->x_scale[first + i], by, 0, n_all, all + i * n_all);
+        for (int64_t i = 0; i < n; i++) {
+            real(w->whole + (first + i) * up(n_all, 32), w->x_scale[first + i], by, 0, n_all, y);
+            memcpy(query + i * n_queries, y, n_queries * sizeof(float));
+            keep(y + n_queries, n_heads * width, all + i * n_heads * width);
+        }
         for (int64_t i = 0; i < n; i++) {
             for (int64_t h = 0; h < n_heads; h++) {
-                const float *key = all + n_heads * d_k + h * width;
-                for (int64_t s = 0; s < n; s++) score[s] = dot(all + i * n_all + h * d_k, key + s * n_all, d_k);
+                const kept *key = all + h * width;
+                const float *own = query + i * n_queries + h * d_k;
+                for (int64_t s = 0; s < n; s++) score[s] = dot(own, key + s * n_heads * width, d_k);
                 softmax(score, n);
-                mix(score, n, key + d_k, n_all, NULL, d_v, head + h * d_v);
+                mix(score, n, key + d_k, n_heads * width, NULL, d_v, head + h * d_v);
             }
             quantise(head, n_heads * d_v, w->wide + (first + i) * up(n_heads * d_v, 64), w->wide_scale + first + i);
         }
     }
-    free(all);
+    free(all), free(query);
 }
 
 /* Sentences that come. */
@@ -251,6 +277,7 @@ static void remember(const model *m, work *w, const state *s, const int64_t *pla
                      int64_t n_rows) {
     const int64_t d_k = m->d_k, d_v = m->d_v, n_heads = m->n_heads, lanes = s->lanes;
     float y[n_heads * (d_k + d_v)];
+    kept told[n_heads * (d_k + d_v)];
     for (int64_t l = 0; l < m->n_decoder; l++) {
         const matrix *by = &m->decoder[l].memory_KV;
         int64_t row = 0;
@@ -258,11 +285,12 @@ static void remember(const model *m, work *w, const state *s, const int64_t *pla
         for (int64_t i = 0; i < n_sentences; i++)
             for (int64_t at = 0; at < s->n_source[places[i]]; at++, row++) {
                 real(w->whole + row * up(by->n_out, 32), w->x_scale[row], by, 0, by->n_out, y);
+                keep(y, by->n_out, told);
                 for (int64_t h = 0; h < n_heads; h++) {
                     int64_t place = (l * s->n_sentences + places[i]) * n_heads + h;
-                    const float *own = y + h * (d_k + d_v);
+                    const kept *own = told + h * (d_k + d_v);
                     for (int64_t d = 0; d < d_k; d++) s->keys[(place * d_k + d) * lanes + at] = own[d];
-                    memcpy(s->values + (place * lanes + at) * d_v, own + d_k, d_v * sizeof(float));
+                    memcpy(s->values + (place * lanes + at) * d_v, own + d_k, d_v * sizeof(kept));
                 }
             }
     }
@@ -317,15 +345,15 @@ static void attend_to_past(const model *m, work *w, const state *s, int64_t l, c
     for (int64_t i = 0; i < n_rows; i++) {
         int64_t row = rows[i], n = 0;
         real(w->whole + i * up(n_all, 32), w->x_scale[i], by, 0, n_all, x);
-        float *own = s->cells + (l * s->n_sentences + row / s->n_kept) * n_heads * n_cells * width;
+        kept *own = s->cells + (l * s->n_sentences + row / s->n_kept) * n_heads * n_cells * width;
         for (int64_t h = 0; h < n_heads; h++)
-            memcpy(own + (h * n_cells + s->cell[row]) * width, x + n_heads * d_k + h * width, width * sizeof(float));
+            keep(x + n_heads * d_k + h * width, width, own + (h * n_cells + s->cell[row]) * width);
         for (int64_t c = 0; c < s->end; c++) {
             seen[n] = c;
             n += s->hidden[row * n_cells + c] == 0;
         }
         for (int64_t h = 0; h < n_heads; h++) {
-            const float *past = own + h * n_cells * width;
+            const kept *past = own + h * n_cells * width;
             for (int64_t j = 0; j < n; j++) score[j] = dot(x + h * d_k, past + seen[j] * width, d_k);
             softmax(score, n);
             mix(score, n, past + d_k, width, seen, d_v, head + h * d_v);
@@ -344,7 +372,7 @@ static void attend_to_memory(const model *m, work *w, const state *s, int64_t l,
         real(w->whole + i * up(by->n_out, 32), w->x_scale[i], by, 0, by->n_out, x);
         for (int64_t h = 0; h < n_heads; h++) {
             int64_t place = (l * s->n_sentences + sentence) * n_heads + h;
-            const float *key = s->keys + place * d_k * lanes, *value = s->values + place * lanes * d_v;
+            const kept *key = s->keys + place * d_k * lanes, *value = s->values + place * lanes * d_v;
             mix(x + h * d_k, d_k, key, lanes, NULL, n, score);
             softmax(score, n);
             mix(score, n, value, d_v, NULL, d_v, head + h * d_v);

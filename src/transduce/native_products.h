@@ -10,6 +10,7 @@
 #endif
 typedef float entry; /* of rows and weights */
 typedef float total; /* of a product */
+typedef float kept;  /* of keys and values */
 #undef __AMX_INT8__
 #else
 #ifndef __AVX512VNNI__
@@ -17,6 +18,7 @@ typedef float total; /* of a product */
 #endif
 typedef int8_t entry;
 typedef int32_t total;
+typedef uint16_t kept; /* float16 */
 #endif
 #include <immintrin.h>
 #ifdef __AMX_INT8__

@@ -31,6 +31,8 @@ KNOWN_POSITIONS = 256
 """Sinusoids made beforehand; more are made as they are needed."""
 BLOCK = 512
 """Tokens whose logits are found together: those of some hundred rows stay in the cache of a core."""
+MOST_HALF = 65504.0
+"""Of float16."""
 FEW_ROWS = 16
 """For no more than these all logits are found at once."""
 
@@ -97,6 +99,16 @@ class Int8Product(Product):
 
 
 PRODUCTS: dict[Precision, type[Product]] = {"float32": Product, "int8": Int8Product}
+
+
+def in_half(x: Tensor) -> Tensor:
+    """As float16 has it."""
+    return x.clamp(-MOST_HALF, MOST_HALF).half().to(x.dtype)
+
+
+KEEPS: dict[Precision, Callable[[Tensor], Tensor]] = {"float32": lambda x: x, "int8": in_half}
+"""What becomes of keys and values. Those of many sentences leave the caches of a core: so where products are rounded
+more than that they have half the bytes in `native.c`, and here the same numbers."""
 
 
 class Norm(NamedTuple):
@@ -349,6 +361,7 @@ class FastStepper:
     def __init__(self, model: Transformer, precision: Precision = "float32") -> None:
         assert why_not(model.config) is None
         self.config, make, embedding = model.config, PRODUCTS[precision], model.embedding
+        self.keep = KEEPS[precision]
         self.encoder = [
             (
                 Attending.of(layer.self_attention, layer.self_attention_norm, make),
@@ -395,7 +408,9 @@ class FastStepper:
         hidden_BS = torch.zeros(source_BS.shape, dtype=self.target_VD.dtype, device=source_BS.device)
         unseen_B11S = hidden_BS.masked_fill_(source_BS == config.pad_id, -torch.inf)[:, None, None]
         memory_RD = self.encode(source_BS, unseen_B11S)
-        memory_LBHSW = torch.stack([_heads(asking.KV(memory_RD), n, config.n_heads) for _, asking, _ in self.decoder])
+        memory_LBHSW = torch.stack(
+            [_heads(self.keep(asking.KV(memory_RD)), n, config.n_heads) for _, asking, _ in self.decoder]
+        )
         memory_LBHSW = _widen(memory_LBHSW, 3, in_lanes(n_source))
         return Cells(
             memory_key_LBHKS=memory_LBHSW[..., : config.d_k].transpose(3, 4).contiguous(),
@@ -416,7 +431,7 @@ class FastStepper:
         for attending, thinking in self.encoder:
             query_RP, key_value_RP = attending.Q_KV(x_RD).split([n_heads * d_k, n_heads * (d_k + self.config.d_v)], 1)
             query_XSK = _heads(query_RP, n, n_heads).flatten(0, 1)
-            past_XSW = _heads(key_value_RP, n, n_heads).flatten(0, 1)
+            past_XSW = _heads(self.keep(key_value_RP), n, n_heads).flatten(0, 1)
             head_XSU = attend(query_XSK, past_XSW[..., :d_k].transpose(1, 2), past_XSW[..., d_k:], unseen_B11S)
             x_RD = attending.norm(attending.O(_rows(head_XSU, n)).add_(x_RD))
             x_RD = self._think(thinking, x_RD)
@@ -452,7 +467,7 @@ class FastStepper:
     ) -> Tensor:
         """What is new of each hypothesis goes to its place among all cells; then what each finds in its own, (R, P)."""
         n, n_heads, n_cells, width = cell_BHCW.shape
-        cell_BHCW.view(-1, width).index_copy_(0, place_BKH.flatten(), new_RP.reshape(-1, width))
+        cell_BHCW.view(-1, width).index_copy_(0, place_BKH.flatten(), self.keep(new_RP).reshape(-1, width))
         past_XCW, d_k = cell_BHCW.view(-1, n_cells, width)[:, : hidden_BKC.shape[2]], self.config.d_k
         query_XKK = _heads(query_RP, n, n_heads).flatten(0, 1)
         key_XKC, value_XCU = past_XCW[..., :d_k].transpose(1, 2), past_XCW[..., d_k:]

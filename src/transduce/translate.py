@@ -22,7 +22,7 @@ from transduce.checkpoint import BUNDLED, AlignmentHeads, Origin, load_model, lo
 from transduce.config import DecodeConfig, RunConfig
 from transduce.data.subword import SUBWORDS, Subwords
 from transduce.decoding.beams import Hypothesis, Sentence
-from transduce.decoding.search import Queue, Stepper, Withdrawn, search
+from transduce.decoding.search import Queue, Stepper, Withdrawn, search, side_by_side
 from transduce.errors import ConfigError, ModelFolderError
 from transduce.explain import Explained, Token, explain
 from transduce.fast.cpu import keep_memory
@@ -52,8 +52,7 @@ LOOP = 12
 """Tokens of the same, over and over."""
 TOKENS_PER_SENTENCE = 48
 """What a batch is sized for. Where sentences are longer, fewer go side by side."""
-BATCH_SIZE: dict[Precision, int] = {"float32": 64, "int8": 32}
-"""int8 has no need of more rows, and what more sentences remember does not fit into a core's cache."""
+BATCH_SIZE = 64
 WINDOWS = 16
 """Batches of lines that are sorted by length before they are searched."""
 MOST_HELD = 2
@@ -128,7 +127,7 @@ class Translator:
         precision: Precision = "float32",
     ) -> None:
         """`precision`: of products in the decoder; int8 is for CPUs. `batch_size`: sentences side by side, at most."""
-        batch_size = BATCH_SIZE[precision] if batch_size is None else batch_size
+        batch_size = BATCH_SIZE if batch_size is None else batch_size
         if batch_size < 1:
             raise ConfigError(f"batch size is {batch_size}, must be at least 1: raise it")
         self.model, self.config, self.subwords, self.heads = model, config, subwords, heads
@@ -270,7 +269,8 @@ class Translator:
 
     def n_side_by_side(self, settings: DecodeConfig) -> int:
         """A wide beam takes more memory for each sentence, so fewer are searched together."""
-        return max(1, self.batch_size * USUAL_BEAM // max(USUAL_BEAM, settings.n_hypotheses))
+        n = max(1, self.batch_size * USUAL_BEAM // max(USUAL_BEAM, settings.n_hypotheses))
+        return side_by_side(self.stepper, n, settings.n_hypotheses)
 
     def finish(self, line: _Line) -> Translation:
         return self._finish(line, None)

@@ -78,6 +78,12 @@ class InPlace(Protocol):
         """The sentences at these places give way to the other's, in order."""
 
 
+@runtime_checkable
+class Bounded(Protocol):
+    most_rows: int | None
+    """Hypotheses of all sentences: more at a time take it longer for each."""
+
+
 # The loop
 
 
@@ -98,8 +104,8 @@ def search(
     """Each sentence with its hypotheses, the best first, as they are found: in no order.
 
     At most `batch_size` are searched at a time, and fewer where they would hold more than `batch_tokens` source
-    positions, padding counted. `longest`: no translation has more tokens, however long its source. What is `withdrawn`
-    leaves without a word.
+    positions, padding counted, or where the stepper has no use for as many. `longest`: no translation has more tokens,
+    however long its source. What is `withdrawn` leaves without a word.
     """
     device = torch.device(device)
     rules = (rules or free(config)).to(device)
@@ -107,7 +113,7 @@ def search(
     take_turn = stepper.turn if isinstance(stepper, OwnTurn) else functools.partial(turn, stepper)
     n_kept = settings.n_hypotheses
     take_in = functools.partial(_take_in, stepper, config, settings, longest, device)
-    waiting = _Waiting(sentences, batch_size, batch_tokens)
+    waiting = _Waiting(sentences, side_by_side(stepper, batch_size, n_kept), batch_tokens)
     running: list[Sentence] = []
     beams: Beams | None = None
     state: S | None = None
@@ -133,6 +139,12 @@ def search(
             left = torch.tensor(stay, dtype=torch.long, device=device)
             running, gone = [running[i] for i in stay], []
             beams, state = beams.select(left), state.select(rows_of_sentences(left, n_kept), left)
+
+
+def side_by_side(stepper: Stepper[S], batch_size: int, n_kept: int) -> int:
+    """Sentences at a time."""
+    most_rows = stepper.most_rows if isinstance(stepper, Bounded) else None
+    return batch_size if most_rows is None else max(1, min(batch_size, most_rows // n_kept))
 
 
 def turn(stepper: Stepper[S], beams: Beams, state: S, how: How) -> tuple[Beams, S, list[bool]]:
