@@ -1,4 +1,4 @@
-"""A line chart as SVG, which a browser and GitHub show: results are looked at more than read."""
+"""Charts as SVG, which a browser and GitHub show: results are looked at more than read."""
 
 from __future__ import annotations
 
@@ -26,12 +26,8 @@ def line_chart(path: Path, title: str, x_name: str, y_name: str, lines: Mapping[
         up = (math.log10(y) - y_low) / max(y_high - y_low, 1e-9)
         return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
-    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
     drawn = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        text(middle, TOP / 2, title, "middle", 14),
-        text(middle, HEIGHT - 10, x_name, "middle"),
+        *frame(HEIGHT, LEFT + (WIDTH - LEFT - RIGHT) / 2, title, x_name),
         f'<g transform="rotate(-90)">{text(-HEIGHT / 2, 16, y_name, "middle")}</g>',
     ]
     for power in range(y_low, y_high + 1):
@@ -48,6 +44,44 @@ def line_chart(path: Path, title: str, x_name: str, y_name: str, lines: Mapping[
         drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
         drawn.append(text(places[-1][0] + 8, places[-1][1] + 4, name, "start", colour=colour))
     path.write_text("\n".join([*drawn, "</svg>\n"]), encoding="utf-8")
+
+
+def dot_chart(path: Path, title: str, x_name: str, rows: Mapping[str, Sequence[float]], mark: float) -> None:
+    """A row for each name: all its values as dots, their mean as a stroke. `mark`: a line through all rows."""
+    left, right, step = 210, 30, 22
+    values = [value for row in rows.values() for value in row]
+    low, high = (math.floor(min(*values, mark)), math.ceil(max(*values, mark)))
+    height = TOP + step * len(rows) + BOTTOM
+
+    def across(value: float) -> float:
+        return left + (value - low) / max(high - low, 1e-9) * (WIDTH - left - right)
+
+    drawn = frame(height, left + (WIDTH - left - right) / 2, title, x_name)
+    for i in range(5):
+        x = across(tick := low + (high - low) * i / 4)
+        drawn.append(f'<path d="M{x:.1f} {TOP}V{height - BOTTOM}" stroke="#ddd"/>')
+        drawn.append(text(x, height - BOTTOM + 18, f"{tick:g}", "middle"))
+    drawn.append(
+        f'<path d="M{across(mark):.1f} {TOP}V{height - BOTTOM}" stroke="{COLOURS[1]}" stroke-dasharray="4 3"/>'
+    )
+    for i, (name, row) in enumerate(rows.items()):
+        y, mean = TOP + step * (i + 0.5), across(sum(row) / len(row))
+        drawn.append(text(left - 10, y + 4, name, "end"))
+        drawn.append(f'<path d="M{mean:.1f} {y - 8:.1f}v16" stroke="{COLOURS[0]}" stroke-width="2"/>')
+        drawn += [
+            f'<circle cx="{across(value):.1f}" cy="{y:.1f}" r="4" fill="{COLOURS[0]}" fill-opacity="0.5"/>'
+            for value in row
+        ]
+    path.write_text("\n".join([*drawn, "</svg>\n"]), encoding="utf-8")
+
+
+def frame(height: float, middle: float, title: str, x_name: str) -> list[str]:
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        text(middle, TOP / 2, title, "middle", 14),
+        text(middle, height - 10, x_name, "middle"),
+    ]
 
 
 def text(x: float, y: float, words: str, anchor: str, size: int = 12, colour: str = "#222") -> str:

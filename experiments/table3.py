@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from experiments import render
+from experiments.chart import dot_chart
 from experiments.gradient_norms import gradient_norms
 from experiments.passport import passport, write_result
 from experiments.published import TABLE_3
@@ -162,6 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run_missing(options)
     found = json.loads(options.out.read_text(encoding="utf-8"))
     print("\n\n".join(show(found) for show in (table, asked_table, gradient_table)))
+    if options.svg is not None:
+        draw(options.svg, found)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -182,6 +185,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--set", nargs="*", default=[], help="Settings of base after ours.")
     parser.add_argument("--sentences", type=int, help="Of the validation text that are translated; all when not given.")
     parser.add_argument("--device")
+    parser.add_argument("--svg", type=Path, help="Where perplexities are drawn.")
     parser.add_argument("--table", action="store_true", help="Only print what is there.")
     options = parser.parse_args(arguments)
     if options.prepared is None and not options.table:
@@ -345,6 +349,19 @@ def cells_of(row: Row, runs: Sequence[Record]) -> list[str]:
         row.letter, row.name, change, render.spread_of(ppl), render.spread_of(bleu, 1), millions, seeds,
         f"{sum(minutes) / len(minutes):.1f}",
     ]  # fmt: skip
+
+
+def draw(path: Path, result: Record) -> None:
+    """The perplexity of every row, a dot for each seed, beside that of base."""
+    found = {
+        f"{row.letter}: {row.name}" if row.letter not in ("base", "big", "asked") else row.name: [
+            run["perplexity"] for run in runs_of(result, row) if "failed" not in run
+        ]
+        for row in ROWS
+    }
+    ended = {name: own for name, own in found.items() if own}
+    if of_base := ended.get("base"):
+        dot_chart(path, "What each part is worth", "perplexity, lower is better", ended, sum(of_base) / len(of_base))
 
 
 def gradient_table(result: Record) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from experiments.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, line_chart, short
+from experiments.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, dot_chart, line_chart, short
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -18,6 +18,21 @@ def test_points_lie_where_their_logarithms_say(tmp_path: Path) -> None:
     assert places == [(LEFT, HEIGHT - BOTTOM), middle, (WIDTH - RIGHT, TOP), (LEFT, TOP)]
     words = [element.text for element in root.iter(f"{SVG}text")]
     assert {"T & t", "<one>", "two", "x", "y", "10", "100", "1k"} <= set(words)
+
+
+def test_dots_lie_where_their_values_say(tmp_path: Path) -> None:
+    rows = {"a < b": [10.0, 20.0], "c": [15.0]}
+    dot_chart(tmp_path / "a.svg", "T", "PPL", rows, mark=18.0)
+    root = ET.parse(tmp_path / "a.svg").getroot()
+    (ten, first), (twenty, same), (fifteen, second) = (
+        (float(c.attrib["cx"]), float(c.attrib["cy"])) for c in root.iter(f"{SVG}circle")
+    )
+    assert first == same < second
+    assert fifteen == (ten + twenty) / 2
+    lines = [path.attrib["d"] for path in root.iter(f"{SVG}path")]
+    assert f"M{fifteen} {first - 8}v16" in lines, "the mean of the first"
+    assert any(line.startswith(f"M{ten + 0.8 * (twenty - ten):.1f} ") for line in lines), "the mark"
+    assert {"a < b", "c", "T", "PPL", "10", "20"} <= {element.text for element in root.iter(f"{SVG}text")}
 
 
 def test_numbers_are_short() -> None:

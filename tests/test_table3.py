@@ -257,7 +257,10 @@ def test_the_command_runs_what_is_missing_and_shows_all(
     assert [(one["norm"], one["seed"]) for one in result["gradient_norms"]] == [("post", 1), ("pre", 1)]
     monkeypatch.setattr(table3, "run_one", lambda *_: pytest.fail("it has been run"))
     capsys.readouterr()
-    table3.main([*command, "--seeds", "1"])
+    table3.main([*command, "--seeds", "1", "--svg", str(tmp_path / "rows.svg")])
+    drawn = (tmp_path / "rows.svg").read_text()
+    assert drawn.count("<circle") == 3
+    assert all(f">{name}<" in drawn for name in ("base", "A: 16 heads", "no self-attention"))
     shown = capsys.readouterr().out
     assert "| A | 16 heads | n_heads 16, d_k 2, d_v 2 |" in shown
     assert "| 4.91 | 25.8 |" in shown
