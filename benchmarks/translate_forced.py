@@ -280,7 +280,7 @@ def grow(workers: dict[str, Worker], question: dict[str, Any]) -> dict[str, Any]
 
 
 def draw(out: Path, result: dict[str, Any]) -> None:
-    names = {"batch": "sentences at a time", "beam": "width of the beam", "length": "tokens of source and translation"}
+    names = {"batch": "batch size, at most", "beam": "width of the beam", "length": "tokens of source and translation"}
     for of, lines in result["growth"].items():
         line_chart(
             out.with_name(f"{out.stem}_{of}.svg"), f"Translation, {result['size']}, two cores", names[of],

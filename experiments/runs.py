@@ -162,4 +162,5 @@ def _in_a_process(do: Callable[[Job], Record], job: Job, last: float, free: Simp
 def _keep_to(cores: set[int]) -> None:
     if cores:  # a system that does not tell them does not take them either
         os.sched_setaffinity(0, cores)
-        torch.set_num_threads(len(cores))  # PyTorch has counted all of them when it was imported
+        # PyTorch has counted all of them when it was imported; who has asked for fewer threads has fewer.
+        torch.set_num_threads(min(torch.get_num_threads(), len(cores)))

@@ -360,8 +360,10 @@ def draw(path: Path, result: Record) -> None:
         for row in ROWS
     }
     ended = {name: own for name, own in found.items() if own}
-    if of_base := ended.get("base"):
-        dot_chart(path, "What each part is worth", "perplexity, lower is better", ended, sum(of_base) / len(of_base))
+    if "base" not in ended:
+        sys.exit("--svg wants runs of base, beside which all others are drawn: run those first")
+    mean = sum(ended["base"]) / len(ended["base"])
+    dot_chart(path, "What each part is worth", "perplexity, lower is better", ended, mean)
 
 
 def gradient_table(result: Record) -> str:

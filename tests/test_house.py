@@ -179,6 +179,13 @@ def test_readme_has_the_tables_of_the_results() -> None:
     assert made("experiments/results/copy_task_copy.json", "do it", lambda found: found["experiment"]) == "copy_task"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pictures_of_our_pages_are_there(page: Path) -> None:
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+    assert pictures
+    assert [name for name in pictures if not (page.parent / name).is_file()] == []
+
+
 def test_readme_names_commands_that_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"make ([\w-]+)", README):

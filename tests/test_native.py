@@ -233,6 +233,7 @@ def test_a_large_model_searches_as_many_as_it_is_told(monkeypatch: pytest.Monkey
     assert stepper.n_bytes > 1000
     assert side_by_side(stepper, 1000, 4) == 1000
     assert side_by_side(FastStepper(one_that_ends(6)), 1000, 4) == 1000
+    assert NativeStepper(one_that_ends(6), "float32").most_rows is None
 
 
 def test_keys_that_float16_cannot_hold_are_cut_to_what_it_can() -> None:
@@ -241,13 +242,15 @@ def test_keys_that_float16_cannot_hold_are_cut_to_what_it_can() -> None:
     with torch.no_grad():
         for layer in model.decoder:
             assert layer.memory_attention.W_KV.b is not None
-            layer.memory_attention.W_KV.b[: config.n_heads * config.d_k] = 1e6
+            layer.memory_attention.W_KV.b[: config.n_heads * config.d_k : 2] = 1e6
+            layer.memory_attention.W_KV.b[1 : config.n_heads * config.d_k : 2] = -1e6
     (slow, fast), source_BS = (
         (FastStepper(model, "int8"), NativeStepper(model, "int8")),
         sources(3, 11, 1, config.pad_id),
     )
     states = [stepper.start(source_BS) for stepper in (slow, fast)]
-    assert float(states[1].memory_key_LBHKS[..., 0].max()) == 65504
+    key_LBHK = states[1].memory_key_LBHKS[..., 0]
+    assert (float(key_LBHK.max()), float(key_LBHK.min())) == (65504, -65504)
     (expected, _), (found, _) = (
         stepper.step(torch.tensor([5, 6, 7]), state) for stepper, state in zip((slow, fast), states, strict=True)
     )

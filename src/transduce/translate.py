@@ -268,7 +268,7 @@ class Translator:
         )  # fmt: skip
 
     def n_side_by_side(self, settings: DecodeConfig) -> int:
-        """A wide beam takes more memory for each sentence, so fewer are searched together."""
+        """A wide beam takes more memory for each sentence, so fewer are searched together; and no more than pay."""
         n = max(1, self.batch_size * USUAL_BEAM // max(USUAL_BEAM, settings.n_hypotheses))
         return side_by_side(self.stepper, n, settings.n_hypotheses)
 
@@ -447,7 +447,7 @@ class _Lines:
 
     def __init__(self, translator: Translator, texts: Iterable[str], tag: list[int], prefix: list[int]) -> None:
         self.translator, self.tag, self.prefix = translator, tag, prefix
-        self.window = WINDOWS * translator.batch_size
+        self.window = WINDOWS * translator.n_side_by_side(translator.settings)
         self.read: queue.Queue[str | BaseException | None] = queue.Queue(self.window)
         self.is_closed = self.has_ended = False
         self.error: BaseException | None = None

@@ -56,7 +56,7 @@ Withdrawn = Callable[[Sequence[Sentence]], Iterable[int]]
 """Asked once a turn: the places, among those that run or are over, of those that nobody wants any more."""
 
 
-# Ways of its own that a stepper, or its state, may have beside these. Each has its slow twin below.
+# What a stepper, or its state, may have beside these. Each way of its own has its slow twin below.
 
 
 @runtime_checkable

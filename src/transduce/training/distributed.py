@@ -37,7 +37,7 @@ class Group:
         return cls(rank, n_ranks, torch.device(device))
 
     def close(self) -> None:
-        if self.n_ranks > 1:
+        if self.n_ranks > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
     @property
