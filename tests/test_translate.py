@@ -29,7 +29,7 @@ from transduce.decoding.beams import Hypothesis
 from transduce.evaluate import perplexity_of
 from transduce.records import Form, translate_files
 from transduce.spelling import LINE_BREAKS
-from transduce.translate import CLOSE, CLOSE_SHARE, Translation, Translator
+from transduce.translate import CLOSE, CLOSE_SHARE, Translation, Translator, _Lines, _Shared
 
 
 @pytest.fixture(scope="session")
@@ -197,6 +197,30 @@ def test_lines_that_come_slowly_are_answered_as_they_come(translator: Translator
     asked.put(None)
     worker.join(timeout=20)
     assert not worker.is_alive()
+
+
+def test_searches_that_share_lines_do_not_wait_for_more(translator: Translator) -> None:
+    """Whoever waited would hold up the others, who have sentences to go on with."""
+    is_asked, answer = threading.Event(), threading.Event()
+
+    def texts() -> Iterator[str]:
+        yield "Das ist gut."
+        is_asked.set()
+        answer.wait(timeout=20)
+        yield "Ich bin hier."
+
+    lines = _Lines(translator, texts(), [], [])
+    try:
+        assert lines.get(wait=True) is not None
+        assert is_asked.wait(timeout=20)
+        shared, found = _Shared(lines), queue.SimpleQueue[object]()
+        threading.Thread(target=lambda: found.put(shared.get(wait=True)), daemon=True).start()
+        assert found.get(timeout=5) is None, "there was none to be had"
+        answer.set()
+        assert shared.get(wait=True) is None, "once there is none, there is none for anybody: all begin again together"
+    finally:
+        answer.set()
+        lines.close()
 
 
 def test_no_more_is_read_than_is_needed(translator: Translator) -> None:
