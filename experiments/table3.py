@@ -354,7 +354,7 @@ def cells_of(row: Row, runs: Sequence[Record]) -> list[str]:
 def draw(path: Path, result: Record) -> None:
     """The perplexity of every row, a dot for each seed, beside that of base."""
     found = {
-        f"{row.letter}: {row.name}" if row.letter not in ("base", "big", "asked") else row.name: [
+        row.name if row.letter in ("base", "big", "asked") else row.key: [
             run["perplexity"] for run in runs_of(result, row) if "failed" not in run
         ]
         for row in ROWS

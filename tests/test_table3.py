@@ -261,6 +261,8 @@ def test_the_command_runs_what_is_missing_and_shows_all(
     drawn = (tmp_path / "rows.svg").read_text()
     assert drawn.count("<circle") == 3
     assert all(f">{name}<" in drawn for name in ("base", "A: 16 heads", "no self-attention"))
+    with pytest.raises(SystemExit, match="wants runs of base"):
+        table3.draw(tmp_path / "none.svg", {"runs": result["runs"][1:]})
     shown = capsys.readouterr().out
     assert "| A | 16 heads | n_heads 16, d_k 2, d_v 2 |" in shown
     assert "| 4.91 | 25.8 |" in shown

@@ -26,8 +26,8 @@ from transduce.stepper import Asking, Attending, Cells, FastStepper, Int8Product
 ROWS, INPUTS, COLUMNS = 32, 64, 32
 """Of these products take multiples: what is missing is filled up."""
 MOST_ROWS = 128
-"""At a time in int8, of a model whose weights stay in the cache. Products of more are no faster, and keys and values of
-more sentences take the weights' room: with 256 at beam 4 a fifth fewer were translated a second than with 16."""
+"""At a time in int8, of a model whose weights stay in the cache. As many go through the layers together (MANY_ROWS), so
+that products of more are no faster, and keys and values of more sentences take the weights' room."""
 CACHED = 16 << 20
 """Bytes of weights. What is larger is read from memory once for all rows: so the more of them, the better."""
 

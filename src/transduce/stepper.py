@@ -31,8 +31,6 @@ KNOWN_POSITIONS = 256
 """Sinusoids made beforehand; more are made as they are needed."""
 BLOCK = 512
 """Tokens whose logits are found together: those of some hundred rows stay in the cache of a core."""
-MOST_HALF = 65504.0
-"""Of float16."""
 FEW_ROWS = 16
 """For no more than these all logits are found at once."""
 
@@ -102,8 +100,9 @@ PRODUCTS: dict[Precision, type[Product]] = {"float32": Product, "int8": Int8Prod
 
 
 def in_half(x: Tensor) -> Tensor:
-    """As float16 has it."""
-    return x.clamp(-MOST_HALF, MOST_HALF).half().to(x.dtype)
+    """As float16 has it, or the most that it has."""
+    most = torch.finfo(torch.float16).max
+    return x.clamp(-most, most).half().to(x.dtype)
 
 
 KEEPS: dict[Precision, Callable[[Tensor], Tensor]] = {"float32": lambda x: x, "int8": in_half}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BatchSize = Annotated[
     int | None,
-    typer.Option(min=1, help="Sentences side by side, at most; 64 when not given. Changes speed, not text."),
+    typer.Option(min=1, help="Sentences side by side, at most. Changes speed, not text."),
 ]
 Precision = Annotated[
     str, typer.Option("--dtype", metavar="float32|bfloat16|int8", help="Of the model's numbers; int8 is for CPUs.")
