@@ -137,6 +137,15 @@ def on_europarl_big() -> RunConfig:
     return replace(ours, model=wide.model, train=replace(ours.train, max_steps=8000))
 
 
+def on_two_cores(batch_tokens: int, max_steps: int, warmup_steps: int) -> RunConfig:
+    """`small`, with the paper's rate and dropout, for so little time that nothing is read often."""
+    settings = [
+        f"data.batch_tokens={batch_tokens}", f"train.max_steps={max_steps}", f"train.warmup_steps={warmup_steps}",
+        "train.clip_norm=1", "train.checkpoint_steps=200", "train.valid_translations=0",
+    ]  # fmt: skip
+    return override(small(), settings)
+
+
 EUROPARL = Corpus(
     train="europarl-de-en/train.{}.xz",
     valid="europarl-de-en/dev.{}.xz",
@@ -144,6 +153,15 @@ EUROPARL = Corpus(
     directions=("de-en",),
     config=on_europarl,
     vocabulary=16_000,
+)
+# Its parts are made by `bundled_model split`: no sentence of the test has a side in training.
+TATOEBA = Corpus(
+    train="train.{}",
+    valid="valid.{}",
+    tests={"Tatoeba, held out": "test.{}"},
+    directions=("-".join(bundled_model.LANGUAGES),),
+    config=on_tatoeba,
+    vocabulary=bundled_model.VOCABULARY,
 )
 CORPORA = {
     "multi30k": Corpus(
@@ -154,17 +172,11 @@ CORPORA = {
         config=on_multi30k,
         vocabulary=multi30k.VOCABULARY,
     ),
-    # Its parts are made by `bundled_model split`: no sentence of the test has a side in training.
-    "tatoeba": Corpus(
-        train="train.{}",
-        valid="valid.{}",
-        tests={"Tatoeba, held out": "test.{}"},
-        directions=("-".join(bundled_model.LANGUAGES),),
-        config=on_tatoeba,
-        vocabulary=bundled_model.VOCABULARY,
-    ),
+    "tatoeba": TATOEBA,
+    "tatoeba-cpu": replace(TATOEBA, config=partial(on_two_cores, 2048, 5000, 1000)),
     "europarl": EUROPARL,
     "europarl-big": replace(EUROPARL, config=on_europarl_big),
+    "europarl-cpu": replace(EUROPARL, config=partial(on_two_cores, 4096, 5000, 1500), vocabulary=8000),
 }
 
 
@@ -234,13 +246,17 @@ def vocabulary_of(options: argparse.Namespace, name: str) -> int:
     return int(options.vocabulary or CORPORA[name].vocabulary)
 
 
+def text_of(corpus: str) -> str:
+    """Of which there may be several models, which share what is prepared."""
+    return corpus.partition("-")[0]
+
+
 def root_of(options: argparse.Namespace, job: Job) -> Path:
-    return Path(options.work / "tatoeba" if job.corpus == "tatoeba" else options.data)
+    return Path(options.work / "tatoeba" if text_of(job.corpus) == "tatoeba" else options.data)
 
 
 def prepared_of(options: argparse.Namespace, job: Job) -> Path:
-    name = Path(CORPORA[job.corpus].train).parent.name or job.corpus  # two models of one corpus share what is prepared
-    return Path(options.work / f"{name}-{job.direction}-{job.vocabulary}")
+    return Path(options.work / f"{text_of(job.corpus)}-{job.direction}-{job.vocabulary}")
 
 
 def folder_of(options: argparse.Namespace, job: Job) -> Path:
@@ -252,7 +268,7 @@ def folder_of(options: argparse.Namespace, job: Job) -> Path:
 
 def prepare(options: argparse.Namespace, job: Job) -> None:
     corpus, root = CORPORA[job.corpus], root_of(options, job)
-    if job.corpus == "tatoeba" and not (root / "prepared").exists():
+    if text_of(job.corpus) == "tatoeba" and not (root / "prepared").exists():
         bundled_model.split(argparse.Namespace(data_root=options.data, work=root))
     train, valid = (corpus.files(root, path, job.direction) for path in (corpus.train, corpus.valid))
     prepare_once(prepared_of(options, job), train, valid, job.direction, job.vocabulary)
