@@ -8,9 +8,10 @@
 #ifndef __AVX512F__
 #error "this processor has no AVX512"
 #endif
-typedef float entry; /* of rows and weights */
-typedef float total; /* of a product */
-typedef float kept;  /* of keys and values */
+typedef float entry;  /* of rows and weights */
+typedef float total;  /* of a product */
+typedef float kept;   /* of keys and values */
+typedef float factor; /* of rows, as they are multiplied */
 #undef __AMX_INT8__
 #else
 #ifndef __AVX512VNNI__
@@ -19,6 +20,7 @@ typedef float kept;  /* of keys and values */
 typedef int8_t entry;
 typedef int32_t total;
 typedef uint16_t kept; /* float16 */
+typedef uint8_t factor;
 #endif
 #include <immintrin.h>
 #ifdef __AMX_INT8__
@@ -28,8 +30,8 @@ typedef uint16_t kept; /* float16 */
 
 static inline int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-/* Products. Weights lie in panels of 16 columns, of which in int8 four inputs are side by side:
-   [columns / 16][inputs / 4][16][4], in float32 one: [columns / 16][inputs][16]. Inputs are filled up with zeros to a
+/* Products. Weights lie in panels of 32 columns, of which in int8 four inputs are side by side:
+   [columns / 32][inputs / 4][32][4], in float32 one: [columns / 32][inputs][32]. Inputs are filled up with zeros to a
    multiple of 64, and so are rows; columns to a multiple of 32. */
 
 #define BESIDE ((int64_t)(4 / sizeof(entry)))
@@ -49,55 +51,150 @@ void pack(const entry *columns, int64_t n_in, int64_t n_out, entry *packed, int3
     for (int64_t c = 0; c < n_out; c++)
         for (int64_t i = 0; i < n_in; i++) {
             entry w = columns[c * n_in + i];
-            packed[c / 16 * 16 * n_k + i / BESIDE * 16 * BESIDE + c % 16 * BESIDE + i % BESIDE] = w;
+            packed[c / 32 * 32 * n_k + i / BESIDE * 32 * BESIDE + c % 32 * BESIDE + i % BESIDE] = w;
 #ifndef FLOAT32
             sum[c] += w;
 #endif
         }
 }
 
+/* So many inputs of a panel are multiplied by all rows before the next: they stay in the first cache, 16 KiB. */
+#define SOME_INPUTS ((int64_t)(512 / sizeof(entry)))
+
+typedef struct {
+    const entry *w;
+    const int32_t *sum; /* in int8, of each column */
+    int64_t n, n_k;     /* inputs, of the n_k of a row */
+    int is_first;       /* sums begin with these inputs; else they go on from what is there */
+    int64_t n_columns;  /* of `out` */
+    const char *next;   /* weights that will be wanted, of which each turn of a tile's loop fetches some: in one go they
+                           would wait for each other, and left alone the processor fetches few */
+    int64_t pace;       /* bytes of them for each input */
+} panel;
+
 #ifdef FLOAT32
 
 /* So many rows, so many vectors of 16 columns. Each sum is added up from the first input to the last. */
-static inline __attribute__((always_inline)) void tile(const float *x, const int n_rows, const int n_panels, int64_t n_k,
-                                                       const float *w, int64_t n_columns, float *out) {
+static inline __attribute__((always_inline)) void tile_of(const float *x, const int n_rows, const int n_vectors, panel p,
+                                                          float *out) {
     __m512 sum[8][8];
     for (int i = 0; i < n_rows; i++)
-        for (int j = 0; j < n_panels; j++) sum[i][j] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < n_k; k++) {
+        for (int j = 0; j < n_vectors; j++)
+            sum[i][j] = p.is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(out + i * p.n_columns + j * 16);
+    for (int64_t k = 0; k < p.n; k++) {
         __m512 weight[8];
-        for (int j = 0; j < n_panels; j++) weight[j] = _mm512_loadu_ps(w + (j * n_k + k) * 16);
+        _mm_prefetch(p.next + k * p.pace, _MM_HINT_T0);
+        for (int j = 0; j < n_vectors; j++)
+            weight[j] = _mm512_loadu_ps(p.w + j / 2 * 32 * p.n_k + k * 32 + j % 2 * 16);
         for (int i = 0; i < n_rows; i++) {
-            const __m512 all = _mm512_set1_ps(x[i * n_k + k]);
-            for (int j = 0; j < n_panels; j++) sum[i][j] = _mm512_fmadd_ps(all, weight[j], sum[i][j]);
+            const __m512 all = _mm512_set1_ps(x[i * p.n_k + k]);
+            for (int j = 0; j < n_vectors; j++) sum[i][j] = _mm512_fmadd_ps(all, weight[j], sum[i][j]);
         }
     }
     for (int i = 0; i < n_rows; i++)
-        for (int j = 0; j < n_panels; j++) _mm512_storeu_ps(out + i * n_columns + j * 16, sum[i][j]);
+        for (int j = 0; j < n_vectors; j++) _mm512_storeu_ps(out + i * p.n_columns + j * 16, sum[i][j]);
 }
+
+static inline __attribute__((always_inline)) void tile(const float *x, const int n_rows, panel p, float *out) {
+    tile_of(x, n_rows, 2, p, out);
+}
+
+/* All inputs. */
+static inline panel whole(const float *w, int64_t n_k, int64_t n_columns) {
+    return (panel){w, NULL, n_k, n_k, 1, n_columns, (const char *)w, 0};
+}
+
+/* One row, 32 columns, all inputs. */
+static inline void times_one(const float *x, int64_t n_k, const float *w, const int32_t *sum, float *out) {
+    (void)sum;
+    tile(x, 1, whole(w, n_k, 32), out);
+}
+
+#else
+
+/* As _mm512_dpbusd_epi32, of which gcc 12 copies each sum to another register and back. */
+static inline __attribute__((always_inline)) void add_dots(__m512i *sum, __m512i x, __m512i w) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(x), "v"(w));
+}
+
+/* It multiplies bytes without a sign by bytes with one: 128 more each, so 128 times the sum of a column less. */
+static inline __m512i less_of(const int32_t *sum) {
+    return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(_mm512_loadu_si512(sum), 7));
+}
+
+/* So many rows, 32 columns. The sums are enough at a time for none to wait for the one before it. */
+static inline __attribute__((always_inline)) void tile(const uint8_t *x, const int n_rows, panel p, int32_t *out) {
+    __m512i left[8], right[8];
+    for (int i = 0; i < n_rows; i++) {
+        left[i] = p.is_first ? less_of(p.sum) : _mm512_loadu_si512(out + i * p.n_columns);
+        right[i] = p.is_first ? less_of(p.sum + 16) : _mm512_loadu_si512(out + i * p.n_columns + 16);
+    }
+    for (int64_t k = 0; k < p.n; k += 4) {
+        _mm_prefetch(p.next + k * p.pace, _MM_HINT_T0);
+        const __m512i first = _mm512_loadu_si512(p.w + k * 32), second = _mm512_loadu_si512(p.w + k * 32 + 64);
+        for (int i = 0; i < n_rows; i++) {
+            int32_t four;
+            memcpy(&four, x + i * p.n_k + k, 4);
+            const __m512i all = _mm512_set1_epi32(four);
+            add_dots(left + i, all, first);
+            add_dots(right + i, all, second);
+        }
+    }
+    for (int i = 0; i < n_rows; i++) {
+        _mm512_storeu_si512(out + i * p.n_columns, left[i]);
+        _mm512_storeu_si512(out + i * p.n_columns + 16, right[i]);
+    }
+}
+
+/* One row, 32 columns, all inputs. Of each two sums, that none waits for the one before it. */
+static inline void times_one(const uint8_t *x, int64_t n_k, const int8_t *w, const int32_t *sum, int32_t *out) {
+    __m512i found[4];
+    for (int i = 0; i < 4; i++) found[i] = i < 2 ? less_of(sum + i * 16) : _mm512_setzero_si512();
+    for (int64_t k = 0; k < n_k; k += 8)
+        for (int i = 0; i < 4; i++) {
+            int32_t four;
+            memcpy(&four, x + k + i / 2 * 4, 4);
+            add_dots(found + i, _mm512_set1_epi32(four), _mm512_loadu_si512(w + (k + i / 2 * 4) * 32 + i % 2 * 64));
+        }
+    for (int i = 0; i < 2; i++) _mm512_storeu_si512(out + i * 16, _mm512_add_epi32(found[i], found[i + 2]));
+}
+
+#endif
+
+/* All inputs of some rows by 32 columns. */
+static inline __attribute__((always_inline)) void times_panel(const factor *x, int64_t n_rows, int64_t n_k,
+                                                              const entry *w, const int32_t *sum, int64_t n_columns,
+                                                              total *out) {
+    const int64_t n_tiles = n_rows < 8 ? 1 : n_rows / 8;
+    panel p = {.sum = sum, .n_k = n_k, .n_columns = n_columns, .pace = 32 * (int64_t)sizeof(entry) / n_tiles};
+    int64_t r = 0;
+    for (int64_t k = 0; k < n_k; k += p.n) {
+        p.w = w + k * 32, p.n = n_k - k < SOME_INPUTS ? n_k - k : SOME_INPUTS, p.is_first = k == 0;
+        p.next = (const char *)(p.w + p.n * 32);
+        for (r = 0; n_rows - r >= 8; r += 8, p.next += p.n * p.pace)
+            tile(x + r * n_k + k, 8, p, out + r * n_columns);
+        for (; n_rows - r >= 4; r += 4) tile(x + r * n_k + k, 4, p, out + r * n_columns);
+    }
+    for (; r < n_rows; r++) times_one(x + r * n_k, n_k, w, sum, out + r * n_columns);
+}
+
+#ifdef FLOAT32
 
 /* Some columns; `first` is a multiple of 32. Rows of `out` are as long as up(n_columns, 32). */
 static void times(const float *x, int64_t n_rows, const matrix *m, int64_t first, int64_t n_columns, float *out) {
     const int64_t n_k = up(m->n_in, 64), n_all = up(n_columns, 32);
-    for (int64_t c = 0; c < n_all;) {
-        const float *w = m->packed + (first + c) * n_k;
-        int64_t r = 0;
-        for (; n_rows - r >= 8; r += 8) tile(x + r * n_k, 8, 2, n_k, w, n_all, out + r * n_all + c);
-        for (; n_rows - r >= 4; r += 4) tile(x + r * n_k, 4, 2, n_k, w, n_all, out + r * n_all + c);
-        if (n_rows < 4 && n_all - c >= 128) { /* sums enough at a time for none to wait for the one before it */
-            for (; r < n_rows; r++) tile(x + r * n_k, 1, 8, n_k, w, n_all, out + r * n_all + c);
-            c += 128;
-            continue;
-        }
-        for (; r < n_rows; r++) tile(x + r * n_k, 1, 2, n_k, w, n_all, out + r * n_all + c);
-        c += 32;
-    }
+    const float *w = m->packed + first * n_k;
+    int64_t c = 0;
+    for (; n_rows < 4 && n_all - c >= 128; c += 128) /* sums enough at a time for none to wait for the one before it */
+        for (int64_t r = 0; r < n_rows; r++)
+            tile_of(x + r * n_k, 1, 8, whole(w + c * n_k, n_k, n_all), out + r * n_all + c);
+    for (; c < n_all; c += 32) times_panel(x, n_rows, n_k, w + c * n_k, NULL, n_all, out + c);
 }
 
 /* One row, 32 columns. */
 static void times_group(const float *x, const matrix *m, int64_t first, float *out) {
     const int64_t n_k = up(m->n_in, 64);
-    tile(x, 1, 2, n_k, m->packed + first * n_k, 32, out);
+    times_one(x, n_k, m->packed + first * n_k, NULL, out);
 }
 
 #else
@@ -119,9 +216,9 @@ static void times_amx(const int8_t *x, int64_t n_rows, int64_t n_k, const int8_t
             _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
             for (int64_t k = 0; k < n_k; k += 64) {
                 _tile_loadd(4, left + k, n_k);
-                _tile_loadd(6, right + k * 16, 64);
+                _tile_loadd(6, right + k * 32, 128);
                 _tile_dpbssd(0, 4, 6);
-                _tile_loadd(7, right + n_k * 16 + k * 16, 64);
+                _tile_loadd(7, right + k * 32 + 64, 128);
                 _tile_dpbssd(1, 4, 7);
                 if (!is_tall) continue;
                 _tile_loadd(5, left + 16 * n_k + k, n_k);
@@ -146,73 +243,19 @@ static int has_amx(void) {
 }
 #endif
 
-/* As _mm512_dpbusd_epi32, of which gcc 12 copies each sum to another register and back. */
-static inline __attribute__((always_inline)) void add_dots(__m512i *sum, __m512i x, __m512i w) {
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(x), "v"(w));
-}
-
-/* So many rows, 32 columns. The sums are enough at a time for none to wait for the one before it. */
-static inline __attribute__((always_inline)) void tile_vnni(const uint8_t *x, const int n_rows, int64_t n_k,
-                                                            const int8_t *w, const int32_t *sum, int64_t n_columns,
-                                                            int32_t *out) {
-    __m512i left[8], right[8];
-    for (int i = 0; i < n_rows; i++) left[i] = right[i] = _mm512_setzero_si512();
-    for (int64_t k = 0; k < n_k; k += 4) {
-        const __m512i first = _mm512_loadu_si512(w + k * 16), second = _mm512_loadu_si512(w + (n_k + k) * 16);
-        for (int i = 0; i < n_rows; i++) {
-            int32_t four;
-            memcpy(&four, x + i * n_k + k, 4);
-            const __m512i all = _mm512_set1_epi32(four);
-            add_dots(left + i, all, first);
-            add_dots(right + i, all, second);
-        }
-    }
-    const __m512i less = _mm512_slli_epi32(_mm512_loadu_si512(sum), 7);
-    const __m512i less_right = _mm512_slli_epi32(_mm512_loadu_si512(sum + 16), 7);
-    for (int i = 0; i < n_rows; i++) {
-        _mm512_storeu_si512(out + i * n_columns, _mm512_sub_epi32(left[i], less));
-        _mm512_storeu_si512(out + i * n_columns + 16, _mm512_sub_epi32(right[i], less_right));
-    }
-}
-
-/* One row, 32 columns. Of each two sums, that none waits for the one before it. */
-static inline void times_one(const uint8_t *x, int64_t n_k, const int8_t *w, const int32_t *sum, int32_t *out) {
-    __m512i found[4];
-    for (int i = 0; i < 4; i++) found[i] = _mm512_setzero_si512();
-    for (int64_t k = 0; k < n_k; k += 8)
-        for (int i = 0; i < 4; i++) {
-            int32_t four;
-            memcpy(&four, x + k + i / 2 * 4, 4);
-            add_dots(found + i, _mm512_set1_epi32(four), _mm512_loadu_si512(w + (i % 2 * n_k + k + i / 2 * 4) * 16));
-        }
-    for (int i = 0; i < 2; i++) {
-        const __m512i less = _mm512_slli_epi32(_mm512_loadu_si512(sum + i * 16), 7);
-        _mm512_storeu_si512(out + i * 16, _mm512_sub_epi32(_mm512_add_epi32(found[i], found[i + 2]), less));
-    }
-}
-
 static inline void without_sign(const int8_t *x, int64_t n, uint8_t *out) {
     for (int64_t i = 0; i < n; i++) out[i] = (uint8_t)x[i] ^ 0x80;
 }
 
-/* It multiplies bytes without a sign by bytes with one: 128 more each, and 128 times the sum of a column less. */
 static void times_vnni(const int8_t *x, int64_t n_all, int64_t n_k, const int8_t *w, const int32_t *sum,
                        int64_t n_columns, int32_t *out) {
-    const int64_t some = n_k <= 4096 ? 64 : 8; /* rows without signs at a time, on the stack */
+    const int64_t some = n_k <= 2048 ? 128 : n_k <= 4096 ? 64 : 8; /* rows without signs at a time, on the stack */
     uint8_t more[(n_all < some ? n_all : some) * n_k];
     for (int64_t begin = 0; begin < n_all; begin += some) {
         const int64_t n_rows = n_all - begin < some ? n_all - begin : some;
         without_sign(x + begin * n_k, n_rows * n_k, more);
-        for (int64_t c = 0; c < n_columns; c += 32) {
-            const int8_t *panel = w + c * n_k;
-            int32_t *to = out + begin * n_columns + c;
-            int64_t r = 0;
-            for (; n_rows - r >= 8; r += 8)
-                tile_vnni(more + r * n_k, 8, n_k, panel, sum + c, n_columns, to + r * n_columns);
-            for (; n_rows - r >= 4; r += 4)
-                tile_vnni(more + r * n_k, 4, n_k, panel, sum + c, n_columns, to + r * n_columns);
-            for (; r < n_rows; r++) times_one(more + r * n_k, n_k, panel, sum + c, to + r * n_columns);
-        }
+        for (int64_t c = 0; c < n_columns; c += 32)
+            times_panel(more, n_rows, n_k, w + c * n_k, sum + c, n_columns, out + begin * n_columns + c);
     }
 }
 
