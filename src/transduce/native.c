@@ -30,16 +30,6 @@ static inline float most(const float *x, int64_t n) {
     return found;
 }
 
-/* e^x for x <= 0: 2^k e^r with |r| <= ln(2) / 2, by the first terms of its series. Off by less than 3e-7 of it. */
-static inline float exp_of(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    float k = rintf(x * 1.44269504f), r = x - k * 0.693145752f - k * 1.42860677e-6f;
-    float y = 0.0416666667f + r * (8.33333333e-3f + r * 1.38888889e-3f);
-    y = 1.0f + r * (1.0f + r * (0.5f + r * (0.166666667f + r * y)));
-    union { int32_t i; float f; } power = {((int32_t)k + 127) << 23};
-    return y * power.f;
-}
-
 /* Totals as what they stand for, with the bias; and back to what is multiplied, with the scale of the row. */
 #ifdef FLOAT32
 static inline void real(const float *restrict whole, float row_scale, const matrix *m, int64_t first, int64_t n,
@@ -74,15 +64,39 @@ static inline void quantise(const float *restrict x, int64_t n, int8_t *restrict
 }
 #endif
 
-static inline void softmax(float *score, int64_t n) {
-    float top = most(score, n), sum = 0;
-    for (int64_t i = 0; i < n; i++) score[i] = exp_of(score[i] - top);
-    for (int64_t i = 0; i < n; i++) sum += score[i];
-    for (int64_t i = 0; i < n; i++) score[i] /= sum;
-}
+/* Vectors */
 
 #define LANES 16
-#define REST(n) ((n) >= LANES ? 0xffff : (1u << (n)) - 1) /* of a vector, what is left */
+#define REST(n) ((n) >= LANES ? 0xffff : (n) <= 0 ? 0 : (1u << (n)) - 1) /* of a vector, what is left */
+#define INLINE static inline __attribute__((always_inline))
+
+/* e^x for x <= 0: 2^k e^r with |r| <= ln(2) / 2, by the first terms of its series. Off by less than 3e-7 of it. */
+INLINE __m512 exp_of(__m512 x) {
+    x = _mm512_max_ps(x, _mm512_set1_ps(-87));
+    const __m512 k = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
+    __m512 r = _mm512_fnmadd_ps(k, _mm512_set1_ps(0.693145752f), x);
+    r = _mm512_fnmadd_ps(k, _mm512_set1_ps(1.42860677e-6f), r);
+    const float terms[] = {8.33333333e-3f, 0.0416666667f, 0.166666667f, 0.5f, 1, 1};
+    __m512 y = _mm512_set1_ps(1.38888889e-3f);
+    for (int i = 0; i < 6; i++) y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(terms[i]));
+    return _mm512_scalef_ps(y, k);
+}
+
+/* score: with room for whole vectors. */
+INLINE void softmax(float *score, int64_t n) {
+    const __m512 lowest = _mm512_set1_ps(LOWEST);
+    __m512 top = lowest, sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < n; i += LANES)
+        top = _mm512_max_ps(top, _mm512_mask_loadu_ps(lowest, REST(n - i), score + i));
+    top = _mm512_set1_ps(_mm512_reduce_max_ps(top));
+    for (int64_t i = 0; i < n; i += LANES) {
+        const __m512 share = exp_of(_mm512_sub_ps(_mm512_loadu_ps(score + i), top));
+        _mm512_storeu_ps(score + i, share);
+        sum = _mm512_mask_add_ps(sum, REST(n - i), sum, share);
+    }
+    const __m512 by = _mm512_set1_ps(1 / _mm512_reduce_add_ps(sum));
+    for (int64_t i = 0; i < n; i += LANES) _mm512_storeu_ps(score + i, _mm512_mul_ps(_mm512_loadu_ps(score + i), by));
+}
 
 /* Keys and values are kept in half the bytes where products are rounded more than that anyway: with many sentences side
    by side they leave the caches. */
@@ -103,48 +117,97 @@ static inline void keep(const float *x, int64_t n, kept *out) {
 }
 #endif
 
-static inline float dot(const float *x, const kept *y, int64_t n) {
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < n; i += LANES)
-        sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(REST(n - i), x + i), load(REST(n - i), y + i), sum);
-    return _mm512_reduce_add_ps(sum);
+#define ROW(j) (rows + (which ? which[j] : (j)) * stride) /* those that `which` says, or all */
+
+/* A query times so many rows. Four at a time, so that sums do not wait for each other, and are added up together. */
+INLINE void dots(const float *query, int64_t width, int64_t n, const kept *rows, int64_t stride, const int64_t *which,
+                 float *out) {
+    for (int64_t j = 0; j < n; j += 4) {
+        const kept *row[4];
+        __m512 sum[4];
+        for (int i = 0; i < 4; i++) row[i] = ROW(j + i < n ? j + i : j), sum[i] = _mm512_setzero_ps();
+        for (int64_t k = 0; k < width; k += LANES) {
+            const __m512 own = _mm512_maskz_loadu_ps(REST(width - k), query + k);
+            for (int i = 0; i < 4; i++) sum[i] = _mm512_fmadd_ps(own, load(REST(width - k), row[i] + k), sum[i]);
+        }
+        const __m512 one = _mm512_add_ps(_mm512_unpacklo_ps(sum[0], sum[2]), _mm512_unpackhi_ps(sum[0], sum[2]));
+        const __m512 other = _mm512_add_ps(_mm512_unpacklo_ps(sum[1], sum[3]), _mm512_unpackhi_ps(sum[1], sum[3]));
+        const __m512 all = _mm512_add_ps(_mm512_unpacklo_ps(one, other), _mm512_unpackhi_ps(one, other));
+        const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+        _mm_mask_storeu_ps(out + j, REST(n - j), _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+    }
 }
 
-/* Rows, each times a weight, added up. Rows are those that `which` says, or all. Four sums at a time, so that none waits
-   for the one before it: of four vectors, or where a row is one vector of every fourth row. */
-static inline __attribute__((always_inline)) void mix(const float *weight, int64_t n, const kept *rows, int64_t stride,
-                                                      const int64_t *which, int64_t width, float *out) {
-#define ROW(j) (rows + (which ? which[j] : (j)) * stride)
-    if (width <= LANES) {
-        const __mmask16 is_in = REST(width);
-        __m512 sum[4];
-        for (int i = 0; i < 4; i++) sum[i] = _mm512_setzero_ps();
-        int64_t j = 0;
-        for (; n - j >= 4; j += 4)
-            for (int i = 0; i < 4; i++)
-                sum[i] = _mm512_fmadd_ps(_mm512_set1_ps(weight[j + i]), load(is_in, ROW(j + i)), sum[i]);
-        for (; j < n; j++)
-            sum[0] = _mm512_fmadd_ps(_mm512_set1_ps(weight[j]), load(is_in, ROW(j)), sum[0]);
-        _mm512_mask_storeu_ps(out, is_in, _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
-        return;
-    }
-    for (int64_t first = 0; first < width; first += 4 * LANES) {
-        __m512 sum[4];
-        __mmask16 is_in[4];
+/* As `real`, one vector of it; LOWEST past the last column. */
+INLINE __m512 real_of(const total *whole, float row_scale, const matrix *m, int64_t first, __mmask16 is_in) {
+#ifdef FLOAT32
+    (void)row_scale;
+    __m512 x = _mm512_loadu_ps(whole);
+#else
+    __m512 x = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(whole)), _mm512_set1_ps(row_scale));
+    x = _mm512_mul_ps(x, _mm512_maskz_loadu_ps(is_in, m->scale + first));
+#endif
+    if (m->bias) x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(is_in, m->bias + first));
+    return _mm512_mask_mov_ps(_mm512_set1_ps(LOWEST), is_in, x);
+}
+
+#define TOGETHER 4 /* queries that are given the same rows */
+
+/* For each query, rows, each times a weight, added up: so many vectors of them. Always four sums at a time, so that none
+   waits for the one before it: where there are fewer vectors, of every second or every fourth row. */
+INLINE void mix_vectors(const int n_queries, const int n_vectors, const float *weight, int64_t n_weights, int64_t n,
+                        const kept *rows, int64_t stride, const int64_t *which, int64_t width, float *out,
+                        int64_t n_out) {
+    const int n_parts = 4 / n_vectors;
+    __m512 sum[TOGETHER][4];
+    for (int q = 0; q < n_queries; q++)
+        for (int i = 0; i < 4; i++) sum[q][i] = _mm512_setzero_ps();
+    int64_t j = 0;
+    for (; n - j >= n_parts; j += n_parts)
         for (int i = 0; i < 4; i++) {
-            const int64_t left = width - first - i * LANES;
-            is_in[i] = left <= 0 ? 0 : REST(left);
-            sum[i] = _mm512_setzero_ps();
+            const int part = i / n_vectors, at = i % n_vectors * LANES;
+            const __m512 own = load(REST(width - at), ROW(j + part) + at);
+            for (int q = 0; q < n_queries; q++)
+                sum[q][i] = _mm512_fmadd_ps(_mm512_set1_ps(weight[q * n_weights + j + part]), own, sum[q][i]);
         }
-        for (int64_t j = 0; j < n; j++) {
-            const kept *row = ROW(j) + first;
-            const __m512 by = _mm512_set1_ps(weight[j]);
-            for (int i = 0; i < 4; i++)
-                sum[i] = _mm512_fmadd_ps(by, load(is_in[i], row + i * LANES), sum[i]);
+    for (; j < n; j++)
+        for (int i = 0; i < n_vectors; i++) {
+            const __m512 own = load(REST(width - i * LANES), ROW(j) + i * LANES);
+            for (int q = 0; q < n_queries; q++)
+                sum[q][i] = _mm512_fmadd_ps(_mm512_set1_ps(weight[q * n_weights + j]), own, sum[q][i]);
         }
-        for (int i = 0; i < 4; i++) _mm512_mask_storeu_ps(out + first + i * LANES, is_in[i], sum[i]);
+    for (int q = 0; q < n_queries; q++) {
+        for (int n_left = 4; n_left > n_vectors; n_left /= 2)
+            for (int i = 0; i < n_left / 2; i++) sum[q][i] = _mm512_add_ps(sum[q][i], sum[q][i + n_left / 2]);
+        for (int i = 0; i < n_vectors; i++)
+            _mm512_mask_storeu_ps(out + q * n_out + i * LANES, REST(width - i * LANES), sum[q][i]);
     }
+}
+
+INLINE void mix_for(const int n_queries, const float *weight, int64_t n_weights, int64_t n, const kept *rows,
+                    int64_t stride, const int64_t *which, int64_t width, float *out, int64_t n_out) {
+    for (int64_t first = 0; first < width; first += 4 * LANES) {
+        const int64_t left = width - first;
+        if (left <= LANES)
+            mix_vectors(n_queries, 1, weight, n_weights, n, rows + first, stride, which, left, out + first, n_out);
+        else if (left <= 2 * LANES)
+            mix_vectors(n_queries, 2, weight, n_weights, n, rows + first, stride, which, left, out + first, n_out);
+        else
+            mix_vectors(n_queries, 4, weight, n_weights, n, rows + first, stride, which, left, out + first, n_out);
+    }
+}
 #undef ROW
+
+/* For each of up to TOGETHER queries; n_weights and n_out are from one of them to the next. What comes of a query is the
+   same, to the bit, whatever others there are. */
+static void mix(int n_queries, const float *weight, int64_t n_weights, int64_t n, const kept *rows, int64_t stride,
+                int64_t width, float *out, int64_t n_out) {
+    switch (n_queries) {
+    case 1: mix_for(1, weight, n_weights, n, rows, stride, NULL, width, out, n_out); break;
+    case 2: mix_for(2, weight, n_weights, n, rows, stride, NULL, width, out, n_out); break;
+    case 3: mix_for(3, weight, n_weights, n, rows, stride, NULL, width, out, n_out); break;
+    default: mix_for(TOGETHER, weight, n_weights, n, rows, stride, NULL, width, out, n_out);
+    }
 }
 
 /* The model */
@@ -239,7 +302,8 @@ static void attend_to_each_other(const model *m, work *w, const matrix *by, cons
                                  int64_t n_sentences, int64_t n_rows, int64_t room) {
     const int64_t d_k = m->d_k, d_v = m->d_v, width = d_k + d_v, n_heads = m->n_heads, n_all = by->n_out;
     const int64_t n_queries = n_heads * d_k;
-    float score[room], head[n_heads * d_v], y[n_all], *query = malloc(room * n_queries * sizeof(float));
+    const int64_t n_scores = up(room, LANES), n_head = n_heads * d_v;
+    float score[TOGETHER * n_scores], head[TOGETHER * n_head], y[n_all], *query = malloc(room * n_queries * sizeof(float));
     kept *all = malloc(room * n_heads * width * sizeof(kept));
     times(w->x, n_rows, by, 0, n_all, w->whole);
     for (int64_t sentence = 0, first = 0; sentence < n_sentences; first += n_source[sentence++]) {
@@ -249,15 +313,19 @@ static void attend_to_each_other(const model *m, work *w, const matrix *by, cons
             memcpy(query + i * n_queries, y, n_queries * sizeof(float));
             keep(y + n_queries, n_heads * width, all + i * n_heads * width);
         }
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = 0, n_own; i < n; i += n_own) {
+            n_own = n - i < TOGETHER ? n - i : TOGETHER;
             for (int64_t h = 0; h < n_heads; h++) {
                 const kept *key = all + h * width;
-                const float *own = query + i * n_queries + h * d_k;
-                for (int64_t s = 0; s < n; s++) score[s] = dot(own, key + s * n_heads * width, d_k);
-                softmax(score, n);
-                mix(score, n, key + d_k, n_heads * width, NULL, d_v, head + h * d_v);
+                for (int64_t q = 0; q < n_own; q++) {
+                    const float *own = query + (i + q) * n_queries + h * d_k;
+                    dots(own, d_k, n, key, n_heads * width, NULL, score + q * n_scores);
+                    softmax(score + q * n_scores, n);
+                }
+                mix(n_own, score, n_scores, n, key + d_k, n_heads * width, d_v, head + h * d_v, n_head);
             }
-            quantise(head, n_heads * d_v, w->wide + (first + i) * up(n_heads * d_v, 64), w->wide_scale + first + i);
+            for (int64_t row = first + i; row < first + i + n_own; row++)
+                quantise(head + (row - first - i) * n_head, n_head, w->wide + row * up(n_head, 64), w->wide_scale + row);
         }
     }
     free(all), free(query);
@@ -339,7 +407,7 @@ static void attend_to_past(const model *m, work *w, const state *s, int64_t l, c
     const int64_t d_k = m->d_k, d_v = m->d_v, width = d_k + d_v, n_heads = m->n_heads, n_cells = s->n_cells;
     const matrix *by = &m->decoder[l].Q_KV;
     const int64_t n_all = by->n_out;
-    float x[n_all], score[s->end], head[n_heads * d_v];
+    float x[n_all], score[up(s->end, LANES)], head[n_heads * d_v];
     int64_t seen[s->end];
     times(w->x, n_rows, by, 0, n_all, w->whole);
     for (int64_t i = 0; i < n_rows; i++) {
@@ -354,9 +422,9 @@ static void attend_to_past(const model *m, work *w, const state *s, int64_t l, c
         }
         for (int64_t h = 0; h < n_heads; h++) {
             const kept *past = own + h * n_cells * width;
-            for (int64_t j = 0; j < n; j++) score[j] = dot(x + h * d_k, past + seen[j] * width, d_k);
+            dots(x + h * d_k, d_k, n, past, width, seen, score);
             softmax(score, n);
-            mix(score, n, past + d_k, width, seen, d_v, head + h * d_v);
+            mix_for(1, score, 0, n, past + d_k, width, seen, d_v, head + h * d_v, 0);
         }
         quantise(head, n_heads * d_v, w->wide + i * up(n_heads * d_v, 64), w->wide_scale + i);
     }
@@ -365,44 +433,52 @@ static void attend_to_past(const model *m, work *w, const state *s, int64_t l, c
 static void attend_to_memory(const model *m, work *w, const state *s, int64_t l, const int64_t *rows, int64_t n_rows) {
     const int64_t d_k = m->d_k, d_v = m->d_v, n_heads = m->n_heads, lanes = s->lanes;
     const matrix *by = &m->decoder[l].memory_Q;
-    float x[by->n_out], score[lanes], head[n_heads * d_v];
-    times(w->x, n_rows, by, 0, by->n_out, w->whole);
-    for (int64_t i = 0; i < n_rows; i++) {
-        int64_t sentence = rows[i] / s->n_kept, n = s->n_source[sentence];
-        real(w->whole + i * up(by->n_out, 32), w->x_scale[i], by, 0, by->n_out, x);
+    const int64_t n_x = by->n_out, n_head = n_heads * d_v;
+    float x[TOGETHER * n_x], score[TOGETHER * lanes], head[TOGETHER * n_head];
+    times(w->x, n_rows, by, 0, n_x, w->whole);
+    for (int64_t i = 0, n_own; i < n_rows; i += n_own) { /* hypotheses of one sentence */
+        const int64_t sentence = rows[i] / s->n_kept, n = s->n_source[sentence];
+        for (n_own = 0; n_own < TOGETHER && i + n_own < n_rows && rows[i + n_own] / s->n_kept == sentence; n_own++)
+            real(w->whole + (i + n_own) * up(n_x, 32), w->x_scale[i + n_own], by, 0, n_x, x + n_own * n_x);
         for (int64_t h = 0; h < n_heads; h++) {
             int64_t place = (l * s->n_sentences + sentence) * n_heads + h;
             const kept *key = s->keys + place * d_k * lanes, *value = s->values + place * lanes * d_v;
-            mix(x + h * d_k, d_k, key, lanes, NULL, n, score);
-            softmax(score, n);
-            mix(score, n, value, d_v, NULL, d_v, head + h * d_v);
+            mix(n_own, x + h * d_k, n_x, d_k, key, lanes, n, score, lanes);
+            for (int64_t q = 0; q < n_own; q++) softmax(score + q * lanes, n);
+            mix(n_own, score, lanes, n, value, d_v, d_v, head + h * d_v, n_head);
         }
-        quantise(head, n_heads * d_v, w->wide + i * up(n_heads * d_v, 64), w->wide_scale + i);
+        for (int64_t q = 0; q < n_own; q++)
+            quantise(head + q * n_head, n_head, w->wide + (i + q) * up(n_head, 64), w->wide_scale + i + q);
     }
 }
 
 /* Of all logits, which are written nowhere, the highest of each group and the logarithm of the sum of exp. */
 static void find_peaks(const matrix *by, const entry *x, const float *x_scale, int64_t n_rows, total *whole,
                        float *peak, float *log_sum) {
-    int64_t n_groups = up(by->n_out, GROUP) / GROUP;
-    float logit[BLOCK], top[n_rows], sum[n_rows];
-    for (int64_t row = 0; row < n_rows; row++) { top[row] = LOWEST; sum[row] = 0; }
+    const int64_t n_groups = up(by->n_out, GROUP) / GROUP;
+    float top[n_rows];
+    __m512 sum[n_rows];
+    for (int64_t row = 0; row < n_rows; row++) top[row] = LOWEST, sum[row] = _mm512_setzero_ps();
     for (int64_t first = 0; first < by->n_out; first += BLOCK) {
-        int64_t n = by->n_out - first < BLOCK ? by->n_out - first : BLOCK, n_own = up(n, GROUP) / GROUP;
+        const int64_t n = by->n_out - first < BLOCK ? by->n_out - first : BLOCK, stride = up(n, 32);
         times(x, n_rows, by, first, n, whole);
-        for (int64_t row = 0; row < n_rows; row++) {
-            float *own = peak + row * n_groups + first / GROUP;
-            real(whole + row * up(n, 32), x_scale[row], by, first, n, logit);
-            for (int64_t i = n; i < n_own * GROUP; i++) logit[i] = LOWEST;
-            for (int64_t g = 0; g < n_own; g++) own[g] = most(logit + g * GROUP, GROUP);
-            float highest = most(own, n_own), more = 0;
-            highest = highest > top[row] ? highest : top[row];
-            for (int64_t i = 0; i < n; i++) more += exp_of(logit[i] - highest);
-            sum[row] = sum[row] * exp_of(top[row] - highest) + more;
-            top[row] = highest;
-        }
+        for (int64_t row = 0; row < n_rows; row++)
+            for (int64_t at = 0; at < n; at += GROUP) {
+                const total *own = whole + row * stride + at;
+                const __m512 one = real_of(own, x_scale[row], by, first + at, REST(n - at));
+                const __m512 other = real_of(own + LANES, x_scale[row], by, first + at + LANES, REST(n - at - LANES));
+                const float highest = _mm512_reduce_max_ps(_mm512_max_ps(one, other));
+                peak[row * n_groups + (first + at) / GROUP] = highest;
+                if (highest > top[row]) { /* seldom, but for the first */
+                    sum[row] = _mm512_mul_ps(sum[row], exp_of(_mm512_set1_ps(top[row] - highest)));
+                    top[row] = highest;
+                }
+                const __m512 from = _mm512_set1_ps(top[row]);
+                sum[row] = _mm512_add_ps(sum[row], exp_of(_mm512_sub_ps(one, from)));
+                sum[row] = _mm512_add_ps(sum[row], exp_of(_mm512_sub_ps(other, from)));
+            }
     }
-    for (int64_t row = 0; row < n_rows; row++) log_sum[row] = top[row] + logf(sum[row]);
+    for (int64_t row = 0; row < n_rows; row++) log_sum[row] = top[row] + logf(_mm512_reduce_add_ps(sum[row]));
 }
 
 /* What came of a step: rows, up to a multiple of 32, x up(d_model, 64), from which logits come, and their peaks. */
