@@ -117,18 +117,24 @@ static inline void keep(const float *x, int64_t n, kept *out) {
 }
 #endif
 
+/* And what lies so far ahead, of the next head or sentence, is fetched meanwhile. */
+INLINE __m512 next(__mmask16 is_in, const kept *x, int64_t ahead) {
+    if (ahead) _mm_prefetch((const char *)(x + ahead), _MM_HINT_T0);
+    return load(is_in, x);
+}
+
 #define ROW(j) (rows + (which ? which[j] : (j)) * stride) /* those that `which` says, or all */
 
 /* A query times so many rows. Four at a time, so that sums do not wait for each other, and are added up together. */
 INLINE void dots(const float *query, int64_t width, int64_t n, const kept *rows, int64_t stride, const int64_t *which,
-                 float *out) {
+                 int64_t ahead, float *out) {
     for (int64_t j = 0; j < n; j += 4) {
         const kept *row[4];
         __m512 sum[4];
         for (int i = 0; i < 4; i++) row[i] = ROW(j + i < n ? j + i : j), sum[i] = _mm512_setzero_ps();
         for (int64_t k = 0; k < width; k += LANES) {
             const __m512 own = _mm512_maskz_loadu_ps(REST(width - k), query + k);
-            for (int i = 0; i < 4; i++) sum[i] = _mm512_fmadd_ps(own, load(REST(width - k), row[i] + k), sum[i]);
+            for (int i = 0; i < 4; i++) sum[i] = _mm512_fmadd_ps(own, next(REST(width - k), row[i] + k, ahead), sum[i]);
         }
         const __m512 one = _mm512_add_ps(_mm512_unpacklo_ps(sum[0], sum[2]), _mm512_unpackhi_ps(sum[0], sum[2]));
         const __m512 other = _mm512_add_ps(_mm512_unpacklo_ps(sum[1], sum[3]), _mm512_unpackhi_ps(sum[1], sum[3]));
@@ -156,8 +162,8 @@ INLINE __m512 real_of(const total *whole, float row_scale, const matrix *m, int6
 /* For each query, rows, each times a weight, added up: so many vectors of them. Always four sums at a time, so that none
    waits for the one before it: where there are fewer vectors, of every second or every fourth row. */
 INLINE void mix_vectors(const int n_queries, const int n_vectors, const float *weight, int64_t n_weights, int64_t n,
-                        const kept *rows, int64_t stride, const int64_t *which, int64_t width, float *out,
-                        int64_t n_out) {
+                        const kept *rows, int64_t stride, const int64_t *which, int64_t ahead, int64_t width,
+                        float *out, int64_t n_out) {
     const int n_parts = 4 / n_vectors;
     __m512 sum[TOGETHER][4];
     for (int q = 0; q < n_queries; q++)
@@ -166,13 +172,13 @@ INLINE void mix_vectors(const int n_queries, const int n_vectors, const float *w
     for (; n - j >= n_parts; j += n_parts)
         for (int i = 0; i < 4; i++) {
             const int part = i / n_vectors, at = i % n_vectors * LANES;
-            const __m512 own = load(REST(width - at), ROW(j + part) + at);
+            const __m512 own = next(REST(width - at), ROW(j + part) + at, ahead);
             for (int q = 0; q < n_queries; q++)
                 sum[q][i] = _mm512_fmadd_ps(_mm512_set1_ps(weight[q * n_weights + j + part]), own, sum[q][i]);
         }
     for (; j < n; j++)
         for (int i = 0; i < n_vectors; i++) {
-            const __m512 own = load(REST(width - i * LANES), ROW(j) + i * LANES);
+            const __m512 own = next(REST(width - i * LANES), ROW(j) + i * LANES, ahead);
             for (int q = 0; q < n_queries; q++)
                 sum[q][i] = _mm512_fmadd_ps(_mm512_set1_ps(weight[q * n_weights + j]), own, sum[q][i]);
         }
@@ -185,15 +191,15 @@ INLINE void mix_vectors(const int n_queries, const int n_vectors, const float *w
 }
 
 INLINE void mix_for(const int n_queries, const float *weight, int64_t n_weights, int64_t n, const kept *rows,
-                    int64_t stride, const int64_t *which, int64_t width, float *out, int64_t n_out) {
+                    int64_t stride, const int64_t *which, int64_t ahead, int64_t width, float *out, int64_t n_out) {
     for (int64_t first = 0; first < width; first += 4 * LANES) {
         const int64_t left = width - first;
         if (left <= LANES)
-            mix_vectors(n_queries, 1, weight, n_weights, n, rows + first, stride, which, left, out + first, n_out);
+            mix_vectors(n_queries, 1, weight, n_weights, n, rows + first, stride, which, ahead, left, out + first, n_out);
         else if (left <= 2 * LANES)
-            mix_vectors(n_queries, 2, weight, n_weights, n, rows + first, stride, which, left, out + first, n_out);
+            mix_vectors(n_queries, 2, weight, n_weights, n, rows + first, stride, which, ahead, left, out + first, n_out);
         else
-            mix_vectors(n_queries, 4, weight, n_weights, n, rows + first, stride, which, left, out + first, n_out);
+            mix_vectors(n_queries, 4, weight, n_weights, n, rows + first, stride, which, ahead, left, out + first, n_out);
     }
 }
 #undef ROW
@@ -201,12 +207,12 @@ INLINE void mix_for(const int n_queries, const float *weight, int64_t n_weights,
 /* For each of up to TOGETHER queries; n_weights and n_out are from one of them to the next. What comes of a query is the
    same, to the bit, whatever others there are. */
 static void mix(int n_queries, const float *weight, int64_t n_weights, int64_t n, const kept *rows, int64_t stride,
-                int64_t width, float *out, int64_t n_out) {
+                int64_t ahead, int64_t width, float *out, int64_t n_out) {
     switch (n_queries) {
-    case 1: mix_for(1, weight, n_weights, n, rows, stride, NULL, width, out, n_out); break;
-    case 2: mix_for(2, weight, n_weights, n, rows, stride, NULL, width, out, n_out); break;
-    case 3: mix_for(3, weight, n_weights, n, rows, stride, NULL, width, out, n_out); break;
-    default: mix_for(TOGETHER, weight, n_weights, n, rows, stride, NULL, width, out, n_out);
+    case 1: mix_for(1, weight, n_weights, n, rows, stride, NULL, ahead, width, out, n_out); break;
+    case 2: mix_for(2, weight, n_weights, n, rows, stride, NULL, ahead, width, out, n_out); break;
+    case 3: mix_for(3, weight, n_weights, n, rows, stride, NULL, ahead, width, out, n_out); break;
+    default: mix_for(TOGETHER, weight, n_weights, n, rows, stride, NULL, ahead, width, out, n_out);
     }
 }
 
@@ -319,10 +325,10 @@ static void attend_to_each_other(const model *m, work *w, const matrix *by, cons
                 const kept *key = all + h * width;
                 for (int64_t q = 0; q < n_own; q++) {
                     const float *own = query + (i + q) * n_queries + h * d_k;
-                    dots(own, d_k, n, key, n_heads * width, NULL, score + q * n_scores);
+                    dots(own, d_k, n, key, n_heads * width, NULL, 0, score + q * n_scores);
                     softmax(score + q * n_scores, n);
                 }
-                mix(n_own, score, n_scores, n, key + d_k, n_heads * width, d_v, head + h * d_v, n_head);
+                mix(n_own, score, n_scores, n, key + d_k, n_heads * width, 0, d_v, head + h * d_v, n_head);
             }
             for (int64_t row = first + i; row < first + i + n_own; row++)
                 quantise(head + (row - first - i) * n_head, n_head, w->wide + row * up(n_head, 64), w->wide_scale + row);
@@ -422,9 +428,9 @@ static void attend_to_past(const model *m, work *w, const state *s, int64_t l, c
         }
         for (int64_t h = 0; h < n_heads; h++) {
             const kept *past = own + h * n_cells * width;
-            dots(x + h * d_k, d_k, n, past, width, seen, score);
+            dots(x + h * d_k, d_k, n, past, width, seen, n_cells * width, score);
             softmax(score, n);
-            mix_for(1, score, 0, n, past + d_k, width, seen, d_v, head + h * d_v, 0);
+            mix_for(1, score, 0, n, past + d_k, width, seen, n_cells * width, d_v, head + h * d_v, 0);
         }
         quantise(head, n_heads * d_v, w->wide + i * up(n_heads * d_v, 64), w->wide_scale + i);
     }
@@ -443,9 +449,9 @@ static void attend_to_memory(const model *m, work *w, const state *s, int64_t l,
         for (int64_t h = 0; h < n_heads; h++) {
             int64_t place = (l * s->n_sentences + sentence) * n_heads + h;
             const kept *key = s->keys + place * d_k * lanes, *value = s->values + place * lanes * d_v;
-            mix(n_own, x + h * d_k, n_x, d_k, key, lanes, n, score, lanes);
+            mix(n_own, x + h * d_k, n_x, d_k, key, lanes, d_k * lanes, n, score, lanes);
             for (int64_t q = 0; q < n_own; q++) softmax(score + q * lanes, n);
-            mix(n_own, score, lanes, n, value, d_v, d_v, head + h * d_v, n_head);
+            mix(n_own, score, lanes, n, value, d_v, lanes * d_v, d_v, head + h * d_v, n_head);
         }
         for (int64_t q = 0; q < n_own; q++)
             quantise(head + q * n_head, n_head, w->wide + (i + q) * up(n_head, 64), w->wide_scale + i + q);
