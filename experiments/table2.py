@@ -137,7 +137,7 @@ def on_europarl_big() -> RunConfig:
     return replace(ours, model=wide.model, train=replace(ours.train, max_steps=8000))
 
 
-def on_two_cores(batch_tokens: int, max_steps: int, warmup_steps: int) -> RunConfig:
+def on_a_cpu(batch_tokens: int, max_steps: int, warmup_steps: int) -> RunConfig:
     """`small`, with the paper's rate and dropout, for so little time that nothing is read often."""
     settings = [
         f"data.batch_tokens={batch_tokens}", f"train.max_steps={max_steps}", f"train.warmup_steps={warmup_steps}",
@@ -173,10 +173,10 @@ CORPORA = {
         vocabulary=multi30k.VOCABULARY,
     ),
     "tatoeba": TATOEBA,
-    "tatoeba-cpu": replace(TATOEBA, config=partial(on_two_cores, 2048, 5000, 1000)),
+    "tatoeba-cpu": replace(TATOEBA, config=partial(on_a_cpu, 2048, 5000, 1000)),
     "europarl": EUROPARL,
     "europarl-big": replace(EUROPARL, config=on_europarl_big),
-    "europarl-cpu": replace(EUROPARL, config=partial(on_two_cores, 4096, 5000, 1500), vocabulary=8000),
+    "europarl-cpu": replace(EUROPARL, config=partial(on_a_cpu, 4096, 5000, 1500), vocabulary=8000),
 }
 
 

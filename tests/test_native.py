@@ -194,7 +194,7 @@ def test_searches_find_the_same(settings: dict[str, Any], forbidden: float, prec
 
     found, expected = found_by(True), found_by(False)
     assert found.keys() == expected.keys()
-    assert n_turns[True] == n_turns[False] or precision == "int8"
+    assert n_turns[True] == pytest.approx(n_turns[False], rel=0.05), "but for those who were close, as many"
     if forbidden < 0.9:
         assert {True, False} == {one.has_ended for of in expected.values() for one in of}
     for number, others in expected.items():

@@ -14,7 +14,7 @@
 #define GROUP 32       /* tokens of a group, as in peaks.py */
 #define BLOCK 512      /* columns of logits that are found together */
 #define MANY_ROWS 128  /* that go through the layers together */
-#define LOWEST -3e38f  /* for -inf, which the compiler is told not to expect */
+#define LOWEST -2e38f  /* for -inf, which the compiler is told not to expect; finite, too, times log2(e) */
 
 /* For those who expect it: it is written and compared, never added. */
 static const union { uint32_t bits; float is; } INFINITE = {0x7f800000u}, MINUS_INFINITE = {0xff800000u};
@@ -70,16 +70,28 @@ static inline void quantise(const float *restrict x, int64_t n, int8_t *restrict
 #define REST(n) ((n) >= LANES ? 0xffff : (n) <= 0 ? 0 : (1u << (n)) - 1) /* of a vector, what is left */
 #define INLINE static inline __attribute__((always_inline))
 
-/* e^x for x <= 0: 2^k e^r with |r| <= ln(2) / 2, by the first terms of its series. Off by less than 3e-7 of it. */
-INLINE __m512 exp_of(__m512 x) {
-    x = _mm512_max_ps(x, _mm512_set1_ps(-87));
-    const __m512 k = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
-    __m512 r = _mm512_fnmadd_ps(k, _mm512_set1_ps(0.693145752f), x);
-    r = _mm512_fnmadd_ps(k, _mm512_set1_ps(1.42860677e-6f), r);
-    const float terms[] = {8.33333333e-3f, 0.0416666667f, 0.166666667f, 0.5f, 1, 1};
-    __m512 y = _mm512_set1_ps(1.38888889e-3f);
+#define LOG2_E 1.44269504f
+
+/* e^(x - top), by top_2 = top log2(e): 2^k 2^r with |r| <= 1/2, by the first terms of its series. Off by less than 4e-7 of
+   it, and by what is rounded away of x. */
+INLINE __m512 exp_of(__m512 x, __m512 top_2) {
+    const __m512 power = _mm512_fmsub_ps(x, _mm512_set1_ps(LOG2_E), top_2);
+    const __m512 k = _mm512_roundscale_ps(power, _MM_FROUND_TO_NEAREST_INT), r = _mm512_sub_ps(power, k);
+    const float terms[] = {1.33335581e-3f, 9.61812911e-3f, 0.0555041087f, 0.240226507f, 0.693147181f, 1};
+    __m512 y = _mm512_set1_ps(1.54035304e-4f);
     for (int i = 0; i < 6; i++) y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(terms[i]));
     return _mm512_scalef_ps(y, k);
+}
+
+INLINE __m512 either(const int is_sum, __m512 x, __m512 y) { return is_sum ? _mm512_add_ps(x, y) : _mm512_max_ps(x, y); }
+
+/* The sums of four vectors, or the highest of each. */
+INLINE __m128 fold(const int is_sum, const __m512 *x) {
+    const __m512 one = either(is_sum, _mm512_unpacklo_ps(x[0], x[2]), _mm512_unpackhi_ps(x[0], x[2]));
+    const __m512 other = either(is_sum, _mm512_unpacklo_ps(x[1], x[3]), _mm512_unpackhi_ps(x[1], x[3]));
+    __m512 all = either(is_sum, _mm512_unpacklo_ps(one, other), _mm512_unpackhi_ps(one, other));
+    all = either(is_sum, all, _mm512_shuffle_f32x4(all, all, 0x4e));
+    return _mm512_castps512_ps128(either(is_sum, all, _mm512_shuffle_f32x4(all, all, 0xb1)));
 }
 
 /* score: with room for whole vectors. */
@@ -88,9 +100,9 @@ INLINE void softmax(float *score, int64_t n) {
     __m512 top = lowest, sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < n; i += LANES)
         top = _mm512_max_ps(top, _mm512_mask_loadu_ps(lowest, REST(n - i), score + i));
-    top = _mm512_set1_ps(_mm512_reduce_max_ps(top));
+    top = _mm512_set1_ps(LOG2_E * _mm512_reduce_max_ps(top));
     for (int64_t i = 0; i < n; i += LANES) {
-        const __m512 share = exp_of(_mm512_sub_ps(_mm512_loadu_ps(score + i), top));
+        const __m512 share = exp_of(_mm512_loadu_ps(score + i), top);
         _mm512_storeu_ps(score + i, share);
         sum = _mm512_mask_add_ps(sum, REST(n - i), sum, share);
     }
@@ -136,11 +148,7 @@ INLINE void dots(const float *query, int64_t width, int64_t n, const kept *rows,
             const __m512 own = _mm512_maskz_loadu_ps(REST(width - k), query + k);
             for (int i = 0; i < 4; i++) sum[i] = _mm512_fmadd_ps(own, next(REST(width - k), row[i] + k, ahead), sum[i]);
         }
-        const __m512 one = _mm512_add_ps(_mm512_unpacklo_ps(sum[0], sum[2]), _mm512_unpackhi_ps(sum[0], sum[2]));
-        const __m512 other = _mm512_add_ps(_mm512_unpacklo_ps(sum[1], sum[3]), _mm512_unpackhi_ps(sum[1], sum[3]));
-        const __m512 all = _mm512_add_ps(_mm512_unpacklo_ps(one, other), _mm512_unpackhi_ps(one, other));
-        const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-        _mm_mask_storeu_ps(out + j, REST(n - j), _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+        _mm_mask_storeu_ps(out + j, REST(n - j), fold(1, sum));
     }
 }
 
@@ -469,19 +477,24 @@ static void find_peaks(const matrix *by, const entry *x, const float *x_scale, i
         const int64_t n = by->n_out - first < BLOCK ? by->n_out - first : BLOCK, stride = up(n, 32);
         times(x, n_rows, by, first, n, whole);
         for (int64_t row = 0; row < n_rows; row++)
-            for (int64_t at = 0; at < n; at += GROUP) {
-                const total *own = whole + row * stride + at;
-                const __m512 one = real_of(own, x_scale[row], by, first + at, REST(n - at));
-                const __m512 other = real_of(own + LANES, x_scale[row], by, first + at + LANES, REST(n - at - LANES));
-                const float highest = _mm512_reduce_max_ps(_mm512_max_ps(one, other));
-                peak[row * n_groups + (first + at) / GROUP] = highest;
-                if (highest > top[row]) { /* seldom, but for the first */
-                    sum[row] = _mm512_mul_ps(sum[row], exp_of(_mm512_set1_ps(top[row] - highest)));
-                    top[row] = highest;
+            for (int64_t at = 0; at < n; at += 4 * GROUP) {
+                __m512 logit[8], group[4];
+                for (int i = 0; i < 8; i++) {
+                    const int64_t column = at + i * LANES;
+                    logit[i] = real_of(whole + row * stride + column, x_scale[row], by, first + column, REST(n - column));
                 }
-                const __m512 from = _mm512_set1_ps(top[row]);
-                sum[row] = _mm512_add_ps(sum[row], exp_of(_mm512_sub_ps(one, from)));
-                sum[row] = _mm512_add_ps(sum[row], exp_of(_mm512_sub_ps(other, from)));
+                for (int i = 0; i < 4; i++) group[i] = _mm512_max_ps(logit[2 * i], logit[2 * i + 1]);
+                const __m128 highest = fold(0, group);
+                const int64_t at_group = (first + at) / GROUP;
+                _mm_mask_storeu_ps(peak + row * n_groups + at_group, REST(n_groups - at_group), highest);
+                const float most = _mm512_reduce_max_ps(_mm512_broadcast_f32x4(highest));
+                if (most > top[row]) { /* seldom, but for the first */
+                    sum[row] = _mm512_mul_ps(sum[row], exp_of(_mm512_set1_ps(top[row]), _mm512_set1_ps(LOG2_E * most)));
+                    top[row] = most;
+                }
+                const __m512 top_2 = _mm512_set1_ps(LOG2_E * top[row]);
+                for (int i = 0; i < 8; i += 2)
+                    sum[row] = _mm512_add_ps(sum[row], _mm512_add_ps(exp_of(logit[i], top_2), exp_of(logit[i + 1], top_2)));
             }
     }
     for (int64_t row = 0; row < n_rows; row++) log_sum[row] = top[row] + logf(_mm512_reduce_add_ps(sum[row]));
