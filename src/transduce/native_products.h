@@ -77,7 +77,7 @@ typedef struct {
 /* So many rows, so many vectors of 16 columns. Each sum is added up from the first input to the last. */
 static inline __attribute__((always_inline)) void tile_of(const float *x, const int n_rows, const int n_vectors, panel p,
                                                           float *out) {
-    __m512 sum[8][8];
+    __m512 sum[11][8];
     for (int i = 0; i < n_rows; i++)
         for (int j = 0; j < n_vectors; j++)
             sum[i][j] = p.is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(out + i * p.n_columns + j * 16);
@@ -124,7 +124,7 @@ static inline __m512i less_of(const int32_t *sum) {
 
 /* So many rows, 32 columns. The sums are enough at a time for none to wait for the one before it. */
 static inline __attribute__((always_inline)) void tile(const uint8_t *x, const int n_rows, panel p, int32_t *out) {
-    __m512i left[8], right[8];
+    __m512i left[11], right[11];
     for (int i = 0; i < n_rows; i++) {
         left[i] = p.is_first ? less_of(p.sum) : _mm512_loadu_si512(out + i * p.n_columns);
         right[i] = p.is_first ? less_of(p.sum + 16) : _mm512_loadu_si512(out + i * p.n_columns + 16);
@@ -165,17 +165,31 @@ static inline void times_one(const uint8_t *x, int64_t n_k, const int8_t *w, con
 static inline __attribute__((always_inline)) void times_panel(const factor *x, int64_t n_rows, int64_t n_k,
                                                               const entry *w, const int32_t *sum, int64_t n_columns,
                                                               total *out) {
-    const int64_t n_tiles = n_rows < 8 ? 1 : n_rows / 8;
-    panel p = {.sum = sum, .n_k = n_k, .n_columns = n_columns, .pace = 32 * (int64_t)sizeof(entry) / n_tiles};
-    int64_t r = 0;
+    if (n_rows < 4) {
+        for (int64_t r = 0; r < n_rows; r++) times_one(x + r * n_k, n_k, w, sum, out + r * n_columns);
+        return;
+    }
+    const int64_t n_last = n_rows % 8 < 4 ? 8 + n_rows % 8 : n_rows % 8, n_before = n_rows - n_last;
+    panel p = {.sum = sum, .n_k = n_k, .n_columns = n_columns};
+    p.pace = 32 * (int64_t)sizeof(entry) / (n_before / 8 + 1);
     for (int64_t k = 0; k < n_k; k += p.n) {
         p.w = w + k * 32, p.n = n_k - k < SOME_INPUTS ? n_k - k : SOME_INPUTS, p.is_first = k == 0;
         p.next = (const char *)(p.w + p.n * 32);
-        for (r = 0; n_rows - r >= 8; r += 8, p.next += p.n * p.pace)
+        for (int64_t r = 0; r < n_before; r += 8, p.next += p.n * p.pace)
             tile(x + r * n_k + k, 8, p, out + r * n_columns);
-        for (; n_rows - r >= 4; r += 4) tile(x + r * n_k + k, 4, p, out + r * n_columns);
+        const factor *rest = x + n_before * n_k + k;
+        total *to = out + n_before * n_columns;
+        switch (n_last) {
+        case 4: tile(rest, 4, p, to); break;
+        case 5: tile(rest, 5, p, to); break;
+        case 6: tile(rest, 6, p, to); break;
+        case 7: tile(rest, 7, p, to); break;
+        case 8: tile(rest, 8, p, to); break;
+        case 9: tile(rest, 9, p, to); break;
+        case 10: tile(rest, 10, p, to); break;
+        default: tile(rest, 11, p, to);
+        }
     }
-    for (; r < n_rows; r++) times_one(x + r * n_k, n_k, w, sum, out + r * n_columns);
 }
 
 #ifdef FLOAT32
