@@ -249,14 +249,16 @@ def table1() -> str:
 
 
 def table2() -> str:
+    """Multi30k, and what else was run: on a GPU, on a CPU, or on both."""
     from experiments import table2
 
     command = "python -m experiments.table2 --run tatoeba europarl --data DATA --work WORK"
-    of_multi30k, path = result("experiments/results/multi30k_h200.json"), "experiments/results/table2_h200.json"
-    if (ROOT / path).exists():
-        return table2.table(result(path), of_multi30k)
-    missing = f"Of Tatoeba and Europarl there is no result yet: run `{command} --out {path}`."
-    return f"{table2.table({'runs': []}, of_multi30k)}\n\n{missing}"
+    of_multi30k, on_gpu = result("experiments/results/multi30k_h200.json"), "experiments/results/table2_h200.json"
+    found = [result(path) for path in (on_gpu, "experiments/results/table2_cpu.json") if (ROOT / path).exists()]
+    shown = table2.table(found, of_multi30k)
+    if (ROOT / on_gpu).exists():
+        return shown
+    return f"{shown}\n\nOf Tatoeba and Europarl there is no result on a GPU yet: run `{command} --out {on_gpu}`."
 
 
 def table3(name: Literal["table", "asked"]) -> str:
@@ -269,6 +271,13 @@ def table3(name: Literal["table", "asked"]) -> str:
         return show(result(on_gpu))
     command = f"python -m experiments.table3 --prepared FOLDER {scale}"
     return made("experiments/results/table3_cpu.json", command, show)
+
+
+def table3_source() -> str:
+    from experiments import table3
+
+    command = "python -m experiments.table3 --rows base C D big asked --names base 'd_model x 2' 'dropout 0.2' big"
+    return made("experiments/results/table3_source_cpu.json", command, table3.source_table)
 
 
 def gradient_norms() -> str:
@@ -293,6 +302,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "table2": table2,
     "table3": lambda: table3("table"),
     "table3-asked": lambda: table3("asked"),
+    "table3-source": table3_source,
     "gradient-norms": gradient_norms,
 }
 

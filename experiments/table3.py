@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.table:
         run_missing(options)
     found = json.loads(options.out.read_text(encoding="utf-8"))
-    print("\n\n".join(show(found) for show in (table, asked_table, gradient_table)))
+    print("\n\n".join(show(found) for show in (table, asked_table, source_table, gradient_table)))
     if options.svg is not None:
         draw(options.svg, found)
 
@@ -255,9 +255,12 @@ def run_one(options: argparse.Namespace, job: Job) -> Record:
         translator = Translator(loaded, settled, prepared.subwords, origin, batch_size=BATCH_SIZE)
     sources, references = valid_text(prepared, options.sentences)
     # Of the model as it is scored: where it is not what the trainer found, it is another one.
-    again, _ = perplexity_of(translator, *valid_text(prepared, None), None)
+    every_source, every_reference = valid_text(prepared, None)
+    again, _ = perplexity_of(translator, every_source, every_reference, None)
+    astray, _ = perplexity_of(translator, [*every_source[1:], every_source[0]], every_reference, None)
     record["parameters"] -= variant.n_unused(settled.model)
-    return about | record | score(translator, sources, references) | {"perplexity_as_scored": again}
+    found = {"perplexity_as_scored": again, "perplexity_of_another_source": astray}
+    return about | record | score(translator, sources, references) | found
 
 
 def valid_text(prepared: Prepared, n: int | None) -> tuple[list[str], list[str]]:
@@ -305,6 +308,23 @@ def asked_table(result: Record) -> str:
     wanted = [row for row in ROWS if row.letter in ("base", "asked") or (row.letter, row.name) == ("A", "1 head")]
     rows = [cells_of(row, runs) for row in wanted if (runs := runs_of(result, row))]
     return render.table(HEAD, rows)
+
+
+def source_table(result: Record) -> str:
+    """How much of what a row foretells it has from the source, and not from what was said before."""
+    rows = []
+    for row in ROWS:
+        if runs := [run for run in runs_of(result, row) if "perplexity_of_another_source" in run]:
+            right, wrong, bleu = (
+                [run[name] for run in runs] for name in ("perplexity", "perplexity_of_another_source", "bleu")
+            )
+            times_as_high = [other / own for own, other in zip(right, wrong, strict=True)]
+            rows.append([
+                row.letter, row.name, render.spread_of(right), render.spread_of(wrong),
+                render.spread_of(times_as_high, 1), render.spread_of(bleu, 1), str(len(runs)),
+            ])  # fmt: skip
+    head = ["row", "what changes", "PPL", "given the source of another sentence", "times as high", "BLEU", "seeds"]
+    return render.table(head, rows)
 
 
 def facts_of(result: Record) -> str:

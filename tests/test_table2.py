@@ -226,7 +226,7 @@ def test_a_run_goes_on_where_it_stopped(prepared_folder: Path, tmp_path: Path, m
 
 def test_multi30k_is_shown_as_it_was_measured() -> None:
     found = json.loads((RESULTS / "multi30k_h200.json").read_text())
-    shown = table2.table({"runs": []}, found)
+    shown = table2.table([], found)
     bleu = [run["bleu"] for run in found["runs"] if (run["form"], run["direction"]) == ("tok", "en-de")]
     mean, spread = float(np.mean(bleu)), float(np.std(bleu, ddof=1))
     (line,) = (line for line in shown.splitlines() if line.startswith("| multi30k tok, en-de |"))
@@ -235,6 +235,20 @@ def test_multi30k_is_shown_as_it_was_measured() -> None:
     assert "| beam 5, length penalty 0.6 |" in line
     assert "41.02, fairseq" in shown
     assert "| Transformer (base) | 27.3 | 38.1 | 3.3e+18 | 3.3e+18 |" in shown
+
+
+def test_what_a_cpu_did_stands_apart_with_minutes_of_its_own() -> None:
+    """Seeds on a GPU share it; runs on a CPU have cores of their own. A model of another size is compared alike."""
+    run = {
+        "corpus": "europarl", "direction": "de-en", "parameters": 7e6, "minutes": 30.0, "beside": 2, "seed": 1,
+        "tokens_per_second": 5e3, "flops_counted": 1e15, "device": "cpu, 1 threads",
+        "scores": {"newstest2014": {"bleu": 12.5, "interval": [12, 13], "signature": "s", "search": "beam 4"}},
+    }  # fmt: skip
+    results = [{"runs": [run]}, {"runs": [run | {"device": "NVIDIA H200", "corpus": "europarl-big"}]}]
+    on_cpu, on_gpu = (line for line in table2.table(results).splitlines() if line.startswith("| europarl"))
+    assert "| 12.50 (12.0 to 13.0) | 1 | cpu, 1 threads | 30.0 | 5,000 |  | 1.0e+15 | 30.51 |" in on_cpu
+    assert "| 1 | NVIDIA H200 | 15.0 |" in on_gpu
+    assert on_gpu.endswith("| 30.51 |")
 
 
 # What experiments have in common

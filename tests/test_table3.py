@@ -20,7 +20,7 @@ from experiments.table3 import DEPTH, ROWS, Job, Row, big, one_narrow_head, run_
 from experiments.variants import VARIANTS, no_self_attention, no_warmup, unscaled
 from tests.primes import prime_config, random_ids, random_model
 from tests.test_prepare import sentences, write_pairs
-from transduce import ConfigError, DataConfig, Transformer, base, override, with_model
+from transduce import ConfigError, DataConfig, Transformer, Translator, base, evaluate, override, with_model
 from transduce import big as paper_big
 from transduce.data.batches import steps
 from transduce.data.corpora import find_corpus
@@ -268,8 +268,32 @@ def test_the_command_runs_what_is_missing_and_shows_all(
     assert "| 4.91 | 25.8 |" in shown
     assert "| asked | no self-attention |" in shown
     assert "| encoder 2 |" in shown
+    assert "given the source of another sentence" in shown
     with pytest.raises(SystemExit, match="another kind"):
         table3.main([*command, "--steps", "5"])
+
+
+def test_what_the_source_is_worth_is_told() -> None:
+    """By the two perplexities of each seed; runs from before it was asked have no row."""
+    known = {"perplexity": 4.0, "bleu": 20.0, "row": "base: base"}
+    runs = [known | {"perplexity_of_another_source": wrong} for wrong in (8.0, 16.0)]
+    shown = table3.source_table({"runs": [*runs, known | {"row": "big: big"}]})
+    assert shown.splitlines()[2:] == ["| base | base | 4.00 ± 0.00 | 12.00 ± 5.66 | 3.0 ± 1.4 | 20.0 ± 0.0 | 2 |"]
+
+
+def test_the_other_source_is_another_sentences(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], list[str]]] = []
+
+    def perplexity_of(translator: Translator, sources: list[str], references: list[str], to: None) -> Any:
+        asked.append((sources, references))
+        return evaluate.perplexity_of(translator, sources, references, to)
+
+    monkeypatch.setattr(table3, "perplexity_of", perplexity_of)
+    record = run_one(options_for(prepared), Job("base: base", 1))
+    (right, references), (wrong, same) = asked
+    assert (sorted(wrong), same) == (sorted(right), references)
+    assert all(own != other for own, other in zip(right, wrong, strict=True))
+    assert record["perplexity_of_another_source"] != record["perplexity_as_scored"]
 
 
 def options_for(prepared: Path, *more: str) -> argparse.Namespace:
