@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Literal
 
 Precision = Literal["float32", "int8"]
-SOURCE, *HEADERS = (Path(__file__).with_name(name) for name in ("native.c", "native_products.h", "native_search.h"))
+SOURCE, *HEADERS = (
+    Path(__file__).with_name(name) for name in ("native.c", "native_products.h", "native_vectors.h", "native_search.h")
+)
 # Sums may be added up in any order. Not -ffast-math, which would change how the whole process treats small numbers.
 FLAGS = (
     "-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",

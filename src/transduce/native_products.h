@@ -28,6 +28,8 @@ typedef uint8_t factor;
 #include <unistd.h>
 #endif
 
+#define INLINE static inline __attribute__((always_inline))
+
 static inline int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 /* Products. Weights lie in panels of 32 columns, of which in int8 four inputs are side by side:
@@ -75,8 +77,7 @@ typedef struct {
 #ifdef FLOAT32
 
 /* So many rows, so many vectors of 16 columns. Each sum is added up from the first input to the last. */
-static inline __attribute__((always_inline)) void tile_of(const float *x, const int n_rows, const int n_vectors, panel p,
-                                                          float *out) {
+INLINE void tile_of(const float *x, const int n_rows, const int n_vectors, panel p, float *out) {
     __m512 sum[11][8];
     for (int i = 0; i < n_rows; i++)
         for (int j = 0; j < n_vectors; j++)
@@ -95,7 +96,7 @@ static inline __attribute__((always_inline)) void tile_of(const float *x, const 
         for (int j = 0; j < n_vectors; j++) _mm512_storeu_ps(out + i * p.n_columns + j * 16, sum[i][j]);
 }
 
-static inline __attribute__((always_inline)) void tile(const float *x, const int n_rows, panel p, float *out) {
+INLINE void tile(const float *x, const int n_rows, panel p, float *out) {
     tile_of(x, n_rows, 2, p, out);
 }
 
@@ -113,7 +114,7 @@ static inline void times_one(const float *x, int64_t n_k, const float *w, const 
 #else
 
 /* As _mm512_dpbusd_epi32, of which gcc 12 copies each sum to another register and back. */
-static inline __attribute__((always_inline)) void add_dots(__m512i *sum, __m512i x, __m512i w) {
+INLINE void add_dots(__m512i *sum, __m512i x, __m512i w) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(x), "v"(w));
 }
 
@@ -123,7 +124,7 @@ static inline __m512i less_of(const int32_t *sum) {
 }
 
 /* So many rows, 32 columns. The sums are enough at a time for none to wait for the one before it. */
-static inline __attribute__((always_inline)) void tile(const uint8_t *x, const int n_rows, panel p, int32_t *out) {
+INLINE void tile(const uint8_t *x, const int n_rows, panel p, int32_t *out) {
     __m512i left[11], right[11];
     for (int i = 0; i < n_rows; i++) {
         left[i] = p.is_first ? less_of(p.sum) : _mm512_loadu_si512(out + i * p.n_columns);
@@ -162,9 +163,8 @@ static inline void times_one(const uint8_t *x, int64_t n_k, const int8_t *w, con
 #endif
 
 /* All inputs of some rows by 32 columns. */
-static inline __attribute__((always_inline)) void times_panel(const factor *x, int64_t n_rows, int64_t n_k,
-                                                              const entry *w, const int32_t *sum, int64_t n_columns,
-                                                              total *out) {
+INLINE void times_panel(const factor *x, int64_t n_rows, int64_t n_k, const entry *w, const int32_t *sum,
+                        int64_t n_columns, total *out) {
     if (n_rows < 4) {
         for (int64_t r = 0; r < n_rows; r++) times_one(x + r * n_k, n_k, w, sum, out + r * n_columns);
         return;
