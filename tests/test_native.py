@@ -50,7 +50,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return native.load(path)
 
 
-SHAPES = [(1, 64, 32), (37, 130, 75), (4, 256, 768), (3, 100, 300), (128, 1024, 256), (19, 4100, 32), (141, 700, 70)]
+SHAPES = [(1, 64, 32), (2, 70, 160), (37, 130, 75), (4, 256, 768), (3, 100, 300), (128, 1024, 256), (19, 4100, 32), (141, 700, 70)]
 
 
 def filled(x_RN: Tensor) -> Tensor:

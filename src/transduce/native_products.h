@@ -165,11 +165,11 @@ static inline void times_one(const uint8_t *x, int64_t n_k, const int8_t *w, con
 /* All inputs of some rows by 32 columns. */
 INLINE void times_panel(const factor *x, int64_t n_rows, int64_t n_k, const entry *w, const int32_t *sum,
                         int64_t n_columns, total *out) {
-    if (n_rows < 4) {
-        for (int64_t r = 0; r < n_rows; r++) times_one(x + r * n_k, n_k, w, sum, out + r * n_columns);
+    if (n_rows == 1) {
+        times_one(x, n_k, w, sum, out);
         return;
     }
-    const int64_t n_last = n_rows % 8 < 4 ? 8 + n_rows % 8 : n_rows % 8, n_before = n_rows - n_last;
+    const int64_t n_last = n_rows >= 8 && n_rows % 8 < 4 ? 8 + n_rows % 8 : n_rows % 8, n_before = n_rows - n_last;
     panel p = {.sum = sum, .n_k = n_k, .n_columns = n_columns};
     p.pace = 32 * (int64_t)sizeof(entry) / (n_before / 8 + 1);
     for (int64_t k = 0; k < n_k; k += p.n) {
@@ -180,6 +180,8 @@ INLINE void times_panel(const factor *x, int64_t n_rows, int64_t n_k, const entr
         const factor *rest = x + n_before * n_k + k;
         total *to = out + n_before * n_columns;
         switch (n_last) {
+        case 2: tile(rest, 2, p, to); break;
+        case 3: tile(rest, 3, p, to); break;
         case 4: tile(rest, 4, p, to); break;
         case 5: tile(rest, 5, p, to); break;
         case 6: tile(rest, 6, p, to); break;
@@ -194,14 +196,27 @@ INLINE void times_panel(const factor *x, int64_t n_rows, int64_t n_k, const entr
 
 #ifdef FLOAT32
 
+/* Up to three rows by more columns, so that sums are enough at a time for none to wait for the one before it. How many
+   columns are done, a multiple of 32. */
+static int64_t times_few(const float *x, int64_t n_rows, int64_t n_k, const float *w, int64_t n_columns, float *out) {
+    const int64_t n = n_rows == 1 ? 128 : 64;
+    int64_t c = 0;
+    for (; n_columns - c >= n; c += n) {
+        const panel all = whole(w + c * n_k, n_k, n_columns);
+        switch (n_rows) {
+        case 1: tile_of(x, 1, 8, all, out + c); break;
+        case 2: tile_of(x, 2, 4, all, out + c); break;
+        default: tile_of(x, 3, 4, all, out + c);
+        }
+    }
+    return c;
+}
+
 /* Some columns; `first` is a multiple of 32. Rows of `out` are as long as up(n_columns, 32). */
 static void times(const float *x, int64_t n_rows, const matrix *m, int64_t first, int64_t n_columns, float *out) {
     const int64_t n_k = up(m->n_in, 64), n_all = up(n_columns, 32);
     const float *w = m->packed + first * n_k;
-    int64_t c = 0;
-    for (; n_rows < 4 && n_all - c >= 128; c += 128) /* sums enough at a time for none to wait for the one before it */
-        for (int64_t r = 0; r < n_rows; r++)
-            tile_of(x + r * n_k, 1, 8, whole(w + c * n_k, n_k, n_all), out + r * n_all + c);
+    int64_t c = n_rows < 4 ? times_few(x, n_rows, n_k, w, n_all, out) : 0;
     for (; c < n_all; c += 32) times_panel(x, n_rows, n_k, w + c * n_k, NULL, n_all, out + c);
 }
 
