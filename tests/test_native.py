@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -30,7 +31,7 @@ from transduce.decoding.choosing import How, best, free
 from transduce.decoding.search import _padded, limit_of, search, side_by_side
 from transduce.errors import DataError
 from transduce.model import Transformer
-from transduce.native_stepper import COLUMNS, INPUTS, ROWS, NativeStepper
+from transduce.native_stepper import COLUMNS, DTYPES, INPUTS, ROWS, NativeStepper
 from transduce.peaks import GROUP, Peaks
 from transduce.stepper import Cells, FastStepper
 
@@ -50,7 +51,16 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return native.load(path)
 
 
-SHAPES = [(1, 64, 32), (2, 70, 160), (37, 130, 75), (4, 256, 768), (3, 100, 300), (128, 1024, 256), (19, 4100, 32), (141, 700, 70)]
+SHAPES = [
+    (1, 64, 32),
+    (2, 70, 160),
+    (37, 130, 75),
+    (4, 256, 768),
+    (3, 100, 300),
+    (128, 1024, 256),
+    (19, 4100, 32),
+    (141, 700, 70),
+]
 
 
 def filled(x_RN: Tensor) -> Tensor:
@@ -92,6 +102,35 @@ def test_in_float32_a_row_is_the_same_alone(n_rows: int, n_in: int, n_out: int) 
     expected = x_RN.double() @ W_FN.double().T
     torch.testing.assert_close(found_RF.double(), expected, rtol=1e-4, atol=1e-3)
     assert torch.equal(found_RF, torch.cat([product(filled_RN[row:], 1) for row in range(n_rows)]))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_queries_have_the_same_answers_alone_and_together(precision: native.Precision) -> None:
+    """Of attention: rows times weights, for up to four queries at once."""
+    torch.manual_seed(0)
+    mix = native.library(precision).mix
+    for width, n_rows in itertools.product((13, 16, 29, 32, 41, 64, 70), range(1, 50)):
+        rows_RW, weight_QR = torch.randn(n_rows, width).to(DTYPES[precision][1]), torch.randn(4, n_rows)
+        lengths = n_rows, n_rows, rows_RW.data_ptr(), width, 0, width
+        found = {n: torch.full((n, width), torch.nan) for n in (2, 3, 4)}
+        alone_QW = torch.full((4, width), torch.nan)
+        for n, out_QW in found.items():
+            mix(n, weight_QR.data_ptr(), *lengths, out_QW.data_ptr(), width)
+        for query in range(4):
+            mix(1, weight_QR[query].data_ptr(), *lengths, alone_QW[query].data_ptr(), width)
+        torch.testing.assert_close(alone_QW, weight_QR @ rows_RW.float(), rtol=1e-4, atol=1e-4)
+        assert all(torch.equal(out_QW, alone_QW[:n]) for n, out_QW in found.items()), (width, n_rows)
+
+
+def test_no_rows_are_no_product() -> None:
+    """What lies there stays."""
+    for precision, (dtype, _) in DTYPES.items():
+        library, totals = native.library(precision), torch.float32 if precision == "float32" else torch.int32
+        packed, sums = torch.zeros(64 * 64, dtype=dtype), torch.zeros(64, dtype=torch.int32)
+        matrix = native.Matrix(packed.data_ptr(), sums.data_ptr(), None, None, 64, 64)
+        x_RN, out_RF = torch.ones(32, 64).to(dtype), torch.full((32, 64), 7, dtype=totals)
+        library.multiply(x_RN.data_ptr(), 0, ctypes.byref(matrix), out_RF.data_ptr())
+        assert bool((out_RF == 7).all())
 
 
 CHANGES: list[dict[str, Any]] = [

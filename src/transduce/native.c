@@ -102,15 +102,14 @@ typedef struct {
     entry *x, *wide; /* rows of d_model, and of whatever stands between two products of a sub-layer */
     float *x_scale, *wide_scale;
     total *whole;
-    int64_t n_x, n_wide; /* length of a row */
+    int64_t n_x; /* length of a row of x */
 } work;
 
 static work work_for(const model *m, int64_t n_rows) {
     int64_t n = up(n_rows, 32), n_head = m->n_heads * m->d_v, n_qkv = m->n_heads * (2 * m->d_k + m->d_v);
     int64_t n_wide = up(m->d_ff > n_head ? m->d_ff : n_head, 64), n_whole = n_qkv > n_wide ? n_qkv : n_wide;
     n_whole = n_whole > m->d_model ? n_whole : m->d_model;
-    n_whole = n_whole > BLOCK ? n_whole : BLOCK;
-    work w = {.n_x = up(m->d_model, 64), .n_wide = n_wide};
+    work w = {.n_x = up(m->d_model, 64)};
     w.x = calloc(n, w.n_x * sizeof(entry));
     w.wide = calloc(n, n_wide * sizeof(entry));
     w.x_scale = calloc(n, sizeof(float));
@@ -121,7 +120,7 @@ static work work_for(const model *m, int64_t n_rows) {
 
 static void done(work w) { free(w.x); free(w.wide); free(w.x_scale); free(w.wide_scale); free(w.whole); }
 
-/* LayerNorm(x + what `by` makes of `wide`), in place of x, and as int8. n_wide: the length of rows of `wide`. */
+/* LayerNorm(x + what `by` makes of `wide`), in place of x, and as what is multiplied. */
 static void add_and_norm(work *w, int64_t n_rows, const matrix *by, const norm *to, float *x) {
     const int64_t n = by->n_out, stride = up(n, 32);
     float y[n];
@@ -323,13 +322,13 @@ static void attend_to_memory(const model *m, work *w, const state *s, int64_t l,
 static void find_peaks(const matrix *by, const entry *x, const float *x_scale, int64_t n_rows, total *whole,
                        float *peak, float *log_sum) {
     const int64_t n_groups = up(by->n_out, GROUP) / GROUP;
-    float top[n_rows];
-    __m512 sum[n_rows];
-    for (int64_t row = 0; row < n_rows; row++) top[row] = LOWEST, sum[row] = _mm512_setzero_ps();
+    float *top = malloc(n_rows * sizeof(float)), *sums = calloc(n_rows * LANES, sizeof(float));
+    for (int64_t row = 0; row < n_rows; row++) top[row] = LOWEST;
     for (int64_t first = 0; first < by->n_out; first += BLOCK) {
         const int64_t n = by->n_out - first < BLOCK ? by->n_out - first : BLOCK, stride = up(n, 32);
         times(x, n_rows, by, first, n, whole);
-        for (int64_t row = 0; row < n_rows; row++)
+        for (int64_t row = 0; row < n_rows; row++) {
+            __m512 sum = _mm512_loadu_ps(sums + row * LANES);
             for (int64_t at = 0; at < n; at += 4 * GROUP) {
                 __m512 logit[8], group[4];
                 for (int i = 0; i < 8; i++) {
@@ -340,17 +339,20 @@ static void find_peaks(const matrix *by, const entry *x, const float *x_scale, i
                 const __m128 highest = fold(0, group);
                 const int64_t at_group = (first + at) / GROUP;
                 _mm_mask_storeu_ps(peak + row * n_groups + at_group, REST(n_groups - at_group), highest);
-                const float most = _mm512_reduce_max_ps(_mm512_broadcast_f32x4(highest));
-                if (most > top[row]) { /* seldom, but for the first */
-                    sum[row] = _mm512_mul_ps(sum[row], exp_of(_mm512_set1_ps(top[row]), _mm512_set1_ps(LOG2_E * most)));
-                    top[row] = most;
+                const float of_all = _mm512_reduce_max_ps(_mm512_broadcast_f32x4(highest));
+                if (of_all > top[row]) { /* seldom, but for the first */
+                    sum = _mm512_mul_ps(sum, exp_of(_mm512_set1_ps(top[row] - of_all)));
+                    top[row] = of_all;
                 }
-                const __m512 top_2 = _mm512_set1_ps(LOG2_E * top[row]);
-                for (int i = 0; i < 8; i += 2)
-                    sum[row] = _mm512_add_ps(sum[row], _mm512_add_ps(exp_of(logit[i], top_2), exp_of(logit[i + 1], top_2)));
+                const __m512 from = _mm512_set1_ps(top[row]);
+                for (int i = 0; i < 8; i++) sum = _mm512_add_ps(sum, exp_of(_mm512_sub_ps(logit[i], from)));
             }
+            _mm512_storeu_ps(sums + row * LANES, sum);
+        }
     }
-    for (int64_t row = 0; row < n_rows; row++) log_sum[row] = top[row] + logf(_mm512_reduce_add_ps(sum[row]));
+    for (int64_t row = 0; row < n_rows; row++)
+        log_sum[row] = top[row] + logf(_mm512_reduce_add_ps(_mm512_loadu_ps(sums + row * LANES)));
+    free(top), free(sums);
 }
 
 /* What came of a step: rows, up to a multiple of 32, x up(d_model, 64), from which logits come, and their peaks. */

@@ -106,6 +106,7 @@ def load(path: Path) -> ctypes.CDLL:
     for name, kinds in {
         "pack": [_X, _N, _N, _X, _X],
         "multiply": [_X, _N, ctypes.POINTER(Matrix), _X],
+        "mix": [ctypes.c_int, _X, _N, _N, _X, _N, _N, _N, _X, _N],
         "encode": [model, state, arrivals],
         "step": [model, state, _X, _X, _X, _X, _X],
         "look": [model, _X, _X, _X, _X, _N, _X],

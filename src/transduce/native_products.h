@@ -5,13 +5,13 @@
 #include <string.h>
 
 #ifdef FLOAT32
-#ifndef __AVX512F__
-#error "this processor has no AVX512"
+#ifndef __AVX512VL__
+#error "this processor has no AVX512-VL"
 #endif
 typedef float entry;  /* of rows and weights */
 typedef float total;  /* of a product */
 typedef float kept;   /* of keys and values */
-typedef float factor; /* of rows, as they are multiplied */
+typedef float put_in; /* of rows, as they are multiplied */
 #undef __AMX_INT8__
 #else
 #ifndef __AVX512VNNI__
@@ -20,7 +20,7 @@ typedef float factor; /* of rows, as they are multiplied */
 typedef int8_t entry;
 typedef int32_t total;
 typedef uint16_t kept; /* float16 */
-typedef uint8_t factor;
+typedef uint8_t put_in;
 #endif
 #include <immintrin.h>
 #ifdef __AMX_INT8__
@@ -101,14 +101,14 @@ INLINE void tile(const float *x, const int n_rows, panel p, float *out) {
 }
 
 /* All inputs. */
-static inline panel whole(const float *w, int64_t n_k, int64_t n_columns) {
+static inline panel whole_panel(const float *w, int64_t n_k, int64_t n_columns) {
     return (panel){w, NULL, n_k, n_k, 1, n_columns, (const char *)w, 0};
 }
 
 /* One row, 32 columns, all inputs. */
 static inline void times_one(const float *x, int64_t n_k, const float *w, const int32_t *sum, float *out) {
     (void)sum;
-    tile(x, 1, whole(w, n_k, 32), out);
+    tile(x, 1, whole_panel(w, n_k, 32), out);
 }
 
 #else
@@ -163,12 +163,10 @@ static inline void times_one(const uint8_t *x, int64_t n_k, const int8_t *w, con
 #endif
 
 /* All inputs of some rows by 32 columns. */
-INLINE void times_panel(const factor *x, int64_t n_rows, int64_t n_k, const entry *w, const int32_t *sum,
+INLINE void times_panel(const put_in *x, int64_t n_rows, int64_t n_k, const entry *w, const int32_t *sum,
                         int64_t n_columns, total *out) {
-    if (n_rows == 1) {
-        times_one(x, n_k, w, sum, out);
-        return;
-    }
+    if (n_rows == 1) times_one(x, n_k, w, sum, out);
+    if (n_rows < 2) return;
     const int64_t n_last = n_rows >= 8 && n_rows % 8 < 4 ? 8 + n_rows % 8 : n_rows % 8, n_before = n_rows - n_last;
     panel p = {.sum = sum, .n_k = n_k, .n_columns = n_columns};
     p.pace = 32 * (int64_t)sizeof(entry) / (n_before / 8 + 1);
@@ -177,7 +175,7 @@ INLINE void times_panel(const factor *x, int64_t n_rows, int64_t n_k, const entr
         p.next = (const char *)(p.w + p.n * 32);
         for (int64_t r = 0; r < n_before; r += 8, p.next += p.n * p.pace)
             tile(x + r * n_k + k, 8, p, out + r * n_columns);
-        const factor *rest = x + n_before * n_k + k;
+        const put_in *rest = x + n_before * n_k + k;
         total *to = out + n_before * n_columns;
         switch (n_last) {
         case 2: tile(rest, 2, p, to); break;
@@ -202,7 +200,7 @@ static int64_t times_few(const float *x, int64_t n_rows, int64_t n_k, const floa
     const int64_t n = n_rows == 1 ? 128 : 64;
     int64_t c = 0;
     for (; n_columns - c >= n; c += n) {
-        const panel all = whole(w + c * n_k, n_k, n_columns);
+        const panel all = whole_panel(w + c * n_k, n_k, n_columns);
         switch (n_rows) {
         case 1: tile_of(x, 1, 8, all, out + c); break;
         case 2: tile_of(x, 2, 4, all, out + c); break;
@@ -216,7 +214,7 @@ static int64_t times_few(const float *x, int64_t n_rows, int64_t n_k, const floa
 static void times(const float *x, int64_t n_rows, const matrix *m, int64_t first, int64_t n_columns, float *out) {
     const int64_t n_k = up(m->n_in, 64), n_all = up(n_columns, 32);
     const float *w = m->packed + first * n_k;
-    int64_t c = n_rows < 4 ? times_few(x, n_rows, n_k, w, n_all, out) : 0;
+    int64_t c = n_rows > 0 && n_rows < 4 ? times_few(x, n_rows, n_k, w, n_all, out) : 0;
     for (; c < n_all; c += 32) times_panel(x, n_rows, n_k, w + c * n_k, NULL, n_all, out + c);
 }
 

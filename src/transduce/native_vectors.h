@@ -3,12 +3,10 @@
 #define LANES 16
 #define REST(n) ((n) >= LANES ? 0xffff : (n) <= 0 ? 0 : (1u << (n)) - 1) /* of a vector, what is left */
 #define LOWEST -2e38f /* for -inf, which the compiler is told not to expect; finite, too, times log2(e) */
-#define LOG2_E 1.44269504f
 
-/* e^(x - top), by top_2 = top log2(e): 2^k 2^r with |r| <= 1/2, by the first terms of its series. Off by less than 4e-7 of
-   it, and by what is rounded away of x. */
-INLINE __m512 exp_of(__m512 x, __m512 top_2) {
-    const __m512 power = _mm512_fmsub_ps(x, _mm512_set1_ps(LOG2_E), top_2);
+/* e^x for x <= 0: 2^k 2^r with |r| <= 1/2, by the first terms of its series. Off by less than 4e-7 of it. */
+INLINE __m512 exp_of(__m512 x) {
+    const __m512 power = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
     const __m512 k = _mm512_roundscale_ps(power, _MM_FROUND_TO_NEAREST_INT), r = _mm512_sub_ps(power, k);
     const float terms[] = {1.33335581e-3f, 9.61812911e-3f, 0.0555041087f, 0.240226507f, 0.693147181f, 1};
     __m512 y = _mm512_set1_ps(1.54035304e-4f);
@@ -33,9 +31,9 @@ INLINE void softmax(float *score, int64_t n) {
     __m512 top = lowest, sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < n; i += LANES)
         top = _mm512_max_ps(top, _mm512_mask_loadu_ps(lowest, REST(n - i), score + i));
-    top = _mm512_set1_ps(LOG2_E * _mm512_reduce_max_ps(top));
+    top = _mm512_set1_ps(_mm512_reduce_max_ps(top));
     for (int64_t i = 0; i < n; i += LANES) {
-        const __m512 share = exp_of(_mm512_loadu_ps(score + i), top);
+        const __m512 share = exp_of(_mm512_sub_ps(_mm512_loadu_ps(score + i), top));
         _mm512_storeu_ps(score + i, share);
         sum = _mm512_mask_add_ps(sum, REST(n - i), sum, share);
     }
@@ -64,7 +62,7 @@ static inline void keep(const float *x, int64_t n, kept *out) {
 
 /* And what lies so far ahead, of the next head or sentence, is fetched meanwhile. */
 INLINE __m512 next(__mmask16 is_in, const kept *x, int64_t ahead) {
-    if (ahead) _mm_prefetch((const char *)(x + ahead), _MM_HINT_T0);
+    _mm_prefetch((const char *)(x + ahead), _MM_HINT_T0);
     return load(is_in, x);
 }
 
@@ -84,6 +82,9 @@ INLINE void dots(const float *query, int64_t width, int64_t n, const kept *rows,
         _mm_mask_storeu_ps(out + j, REST(n - j), fold(1, sum));
     }
 }
+
+/* Just these two: what _mm512_add_ps adds up, a compiler may add up in another order, for other queries in another. */
+INLINE __m512 plus(__m512 x, __m512 y) { return _mm512_add_round_ps(x, y, _MM_FROUND_CUR_DIRECTION); }
 
 #define TOGETHER 4 /* queries that are given the same rows */
 
@@ -111,8 +112,8 @@ INLINE void mix_vectors(const int n_queries, const int n_vectors, const float *w
                 sum[q][i] = _mm512_fmadd_ps(_mm512_set1_ps(weight[q * n_weights + j]), own, sum[q][i]);
         }
     for (int q = 0; q < n_queries; q++) {
-        for (int n_left = 4; n_left > n_vectors; n_left /= 2)
-            for (int i = 0; i < n_left / 2; i++) sum[q][i] = _mm512_add_ps(sum[q][i], sum[q][i + n_left / 2]);
+        if (n_vectors <= 2) sum[q][0] = plus(sum[q][0], sum[q][2]), sum[q][1] = plus(sum[q][1], sum[q][3]);
+        if (n_vectors == 1) sum[q][0] = plus(sum[q][0], sum[q][1]);
         for (int i = 0; i < n_vectors; i++)
             _mm512_mask_storeu_ps(out + q * n_out + i * LANES, REST(width - i * LANES), sum[q][i]);
     }
@@ -133,8 +134,8 @@ INLINE void mix_for(const int n_queries, const float *weight, int64_t n_weights,
 #undef ROW
 
 /* For each of up to TOGETHER queries; n_weights and n_out are from one of them to the next. What comes of a query is the
-   same, to the bit, whatever others there are. */
-static void mix(int n_queries, const float *weight, int64_t n_weights, int64_t n, const kept *rows, int64_t stride,
+   same, to the bit, whatever others there are (tested, and so not static). */
+void mix(int n_queries, const float *weight, int64_t n_weights, int64_t n, const kept *rows, int64_t stride,
                 int64_t ahead, int64_t width, float *out, int64_t n_out) {
     switch (n_queries) {
     case 1: mix_for(1, weight, n_weights, n, rows, stride, NULL, ahead, width, out, n_out); break;
