@@ -34,7 +34,7 @@ def passport(config: RunConfig, device: str) -> dict[str, Any]:
 
 def sources() -> str:
     """A hash of the package's code: it names what ran, also where there is no history to ask."""
-    return sources_of(["**/*.py"])
+    return sources_of(["**/*.py", "**/*.[ch]"])
 
 
 def sources_of(patterns: Iterable[str], without: Iterable[str] = ()) -> str:

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 from benchmarks.gpu_passes import NOT_ON_A_GPU
-from experiments.passport import sources_of
+from experiments.passport import sources, sources_of
 from transduce.training.passes import COVERED
 
+COMPILED = ("products", "search", "vectors")
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
@@ -22,3 +23,8 @@ def test_the_passes_were_checked_on_a_gpu_as_they_are() -> None:
 
 def test_a_changed_source_has_another_hash() -> None:
     assert len({sources_of(COVERED), sources_of(COVERED[1:]), sources_of(COVERED, NOT_ON_A_GPU)}) == 3
+
+
+def test_what_is_compiled_is_named_too() -> None:
+    assert sources() not in (sources_of(["**/*.py"]), sources_of(["**/*.py", "**/*.h"]))
+    assert sources() == sources_of(["**/*.py", "native.c", *(f"native_{part}.h" for part in COMPILED)])
