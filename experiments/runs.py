@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
@@ -153,10 +155,22 @@ def _in_a_process(do: Callable[[Job], Record], job: Job, last: float, free: Simp
     cores = free.get()
     try:
         # Not one pool for all: when a process dies, its pool is broken for all that wait in it.
-        with ProcessPoolExecutor(1, get_context("spawn"), _keep_to, (cores,)) as alone:
+        with ProcessPoolExecutor(1, get_context("spawn"), _begin, (cores, os.getpid())) as alone:
             return alone.submit(do, job).result()
     finally:
         free.put(cores)
+
+
+def _begin(cores: set[int], parent: int) -> None:
+    _keep_to(cores)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """A run saves what it has when it is told to end. Else it would go on alone, beside the one that is begun next."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _keep_to(cores: set[int]) -> None:

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,48 @@ def test_one_that_fails_costs_no_other() -> None:
 def test_none_is_begun_when_it_is_too_late() -> None:
     assert list(beside(1, json.loads, ["{}"], minutes=-1)) == []
     assert list(beside(1, json.loads, ["{}"], minutes=1)) == [("{}", {})]
+
+
+BEGIN = """
+from experiments.runs import beside
+from tests.test_table2 import tell_and_wait
+if __name__ == "__main__":
+    list(beside(1, tell_and_wait, ["{place}"]))
+"""
+
+
+def tell_and_wait(place: str) -> dict[str, Any]:
+    Path(place).write_text(str(os.getpid()))
+    time.sleep(600)
+    return {}
+
+
+def test_a_run_ends_with_the_command_that_began_it(tmp_path: Path) -> None:
+    """Also when that is killed, and can tell nobody."""
+    place = tmp_path / "pid"
+    command = subprocess.Popen([sys.executable, "-c", BEGIN.format(place=place)])
+    wait_until(lambda: place.exists() and place.read_text() != "")
+    run = int(place.read_text())
+    assert is_there(run)
+    command.kill()
+    command.wait()
+    wait_until(lambda: not is_there(run))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    last = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < last
+        time.sleep(0.1)
+
+
+def is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{process}/stat")  # whoever has ended and is not buried yet is not there either
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def cores_of(seconds: float) -> dict[str, Any]:
