@@ -276,8 +276,7 @@ def table3(name: Literal["table", "asked"]) -> str:
 def table3_source() -> str:
     from experiments import table3
 
-    command = "python -m experiments.table3 --rows base C D big asked --names base 'd_model x 2' 'dropout 0.2' big"
-    return made("experiments/results/table3_source_cpu.json", command, table3.source_table)
+    return table3.source_table(result("experiments/results/table3_source_cpu.json"))
 
 
 def gradient_norms() -> str:
