@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import json
 import socket
@@ -189,6 +190,8 @@ def serve(
         def warm_up() -> None:
             try:
                 service.start()
+                gc.collect()
+                gc.freeze()  # what is there now stays: else it is looked through again and again, 50 ms each time
                 print(f"serving at {address}", file=sys.stderr, flush=True)
             except Exception as error:
                 errors.append(error)
