@@ -191,7 +191,7 @@ def serve(
             try:
                 service.start()
                 gc.collect()
-                gc.freeze()  # what is there now stays: to look through it again and again cost a twentieth of all requests
+                gc.freeze()  # what is there now stays: looking through it again and again cost a twentieth of speed
                 print(f"serving at {address}", file=sys.stderr, flush=True)
             except Exception as error:
                 errors.append(error)
