@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.passport import passport, write_result
 
 if TYPE_CHECKING:
-    from transduce.training.loop import Trainer
+    from transduce.training.trainer import Trainer
 
 
 def main() -> None:
@@ -98,7 +98,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def compile_by(way: str, trainer: Trainer) -> None:
     import torch
 
-    from transduce.training import loop
+    from transduce.training import trainer as loop
     from transduce.training.recipe import loss
 
     if way == "all":

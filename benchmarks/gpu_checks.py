@@ -17,7 +17,7 @@ from torch import Tensor
 
 from experiments.passport import passport, write_result
 from transduce import Transformer, base, small, with_model
-from transduce.ops import Visible, attend, attend_fused, attend_window
+from transduce.attention import Visible, attend, attend_fused, attend_window
 from transduce.training.recipe import adam, loss
 
 DEVICE = "cuda"

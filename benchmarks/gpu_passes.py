@@ -26,14 +26,14 @@ from torch.profiler import ProfilerActivity, profile
 from experiments.passport import passport, sources_of, write_result
 from transduce import ModelConfig, RunConfig, Transformer, base, big, small, with_model
 from transduce.data.batches import make_batch
-from transduce.fast import gpu
-from transduce.fast.layout import Dropout
-from transduce.ops import settle_kernels
-from transduce.training.passes import COVERED, GraphPasses, ThreadPasses, written_passes
+from transduce.runtime import configure
+from transduce.training.passes import cuda
+from transduce.training.passes.layout import Dropout
+from transduce.training.passes.written import COVERED, GraphPasses, ThreadPasses, written_passes
 from transduce.training.recipe import adam, model_loss
 
 DEVICE = "cuda"
-NOT_ON_A_GPU = ("fast/cpu.py",)
+NOT_ON_A_GPU = ("training/passes/cpu.py",)
 """Of what is covered: nothing here runs it."""
 MEAN_NO_WORSE_THAN, LARGEST_NO_WORSE_THAN = 2.0, 3.0
 """Distance from float64 over that of autograd under autocast, which keeps what sub-layers add up in float32, and we in
@@ -124,7 +124,7 @@ def check_dropout() -> dict[str, Any]:
     """What compiled kernels drop is what their slow twin says."""
     dropout = Dropout(0.3, torch.tensor([5, -123456789], dtype=torch.int32, device=DEVICE), 1)
     x_ND = torch.ones(1000, 500, device=DEVICE)
-    is_same = torch.equal(gpu.drop(x_ND, dropout), dropout.kept(x_ND.shape).float())
+    is_same = torch.equal(cuda.drop(x_ND, dropout), dropout.kept(x_ND.shape).float())
     return {"check": "dropout", "share_kept": float((dropout.kept(x_ND.shape) > 0).float().mean()), "passed": is_same}
 
 
@@ -173,7 +173,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
     tokens: int = 25_600,
 ) -> None:
-    settle_kernels(DEVICE)
+    configure(DEVICE)
     result: dict[str, Any] = {
         "benchmark": "gpu_passes",
         "covers": sources_of(COVERED, NOT_ON_A_GPU),

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from experiments.passport import passport, write_result
-from transduce.evaluate import read_text
-from transduce.graph_stepper import GraphStepper
-from transduce.metrics import bleu
-from transduce.translate import Translator
+from transduce.engines.cuda.recorded import GraphStepper
+from transduce.evaluation.evaluate import read_text
+from transduce.evaluation.metrics import bleu
+from transduce.translation.translator import Translator
 
 
 def main() -> None:

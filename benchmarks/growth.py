@@ -19,7 +19,7 @@ from benchmarks.train_speed import OURS, Way, make_step, seconds
 from experiments.chart import line_chart
 from experiments.passport import passport, write_result
 from transduce.config import PRESETS
-from transduce.paper import count_parameters
+from transduce.paper_check import count_parameters
 
 SIZES = ("tiny", "small", "base", "big")
 NAMES = (OURS, "nn.Transformer")

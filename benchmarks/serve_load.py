@@ -38,8 +38,8 @@ import typer
 from benchmarks.turns import Worker, ratio
 from experiments.passport import passport, write_result
 from transduce import Translator
-from transduce.checkpoint import BUNDLED_MODEL, find_model
-from transduce.evaluate import read_text
+from transduce.evaluation.evaluate import read_text
+from transduce.model_folder.format import BUNDLED_MODEL, find_model
 
 PARTS = ("clients", "abuse", "soak")
 CLIENTS = (1, 8, 64)

@@ -29,8 +29,8 @@ from transduce.data.batches import prefetch, steps
 from transduce.data.prepare import Prepared
 from transduce.training.choices import choose
 from transduce.training.distributed import Group
-from transduce.training.loop import Share, Trainer
 from transduce.training.recipe import adam, learning_rate, loss
+from transduce.training.trainer import Share, Trainer
 
 
 def main() -> None:

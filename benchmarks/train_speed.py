@@ -39,9 +39,9 @@ from benchmarks.peers import PACKAGES, PEERS
 from experiments.passport import passport, write_result
 from transduce import RunConfig, Transformer
 from transduce.config import PRESETS
-from transduce.fast.cpu import keep_memory
+from transduce.runtime import keep_memory
 from transduce.training.choices import Choices
-from transduce.training.passes import written_passes
+from transduce.training.passes.written import written_passes
 from transduce.training.recipe import adam, loss
 
 LENGTH = 32

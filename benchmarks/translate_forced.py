@@ -36,18 +36,18 @@ from benchmarks.turns import Worker, ratio
 from experiments.chart import line_chart
 from experiments.passport import passport, write_result
 from transduce import Transformer, with_model
-from transduce.checkpoint import BUNDLED
 from transduce.config import PRESETS, RunConfig
 from transduce.data.subword import SUBWORDS, Subwords
-from transduce.decoding.beams import Sentence
-from transduce.decoding.choosing import free
-from transduce.decoding.search import search
-from transduce.evaluate import read_text
-from transduce.graph_stepper import GraphStepper
+from transduce.engines.cuda.recorded import GraphStepper
+from transduce.engines.native.stepper import NativeStepper
+from transduce.evaluation.evaluate import read_text
 from transduce.interop.ctranslate2 import to_ctranslate2
 from transduce.interop.marian import to_marian
-from transduce.native_stepper import NativeStepper
-from transduce.translate import TOKENS_PER_SENTENCE, Found, in_threads
+from transduce.model_folder.format import BUNDLED
+from transduce.search.candidates import free
+from transduce.search.hypotheses import Sentence
+from transduce.search.loop import search
+from transduce.translation.translator import TOKENS_PER_SENTENCE, Found, in_threads
 
 WAYS = {
     "cpu": ((OURS, "int8"), (OURS, "float32"), (CT2, "int8"), (CT2, "float32"), (HF, "float32")),

@@ -34,11 +34,11 @@ import typer
 from benchmarks.turns import Worker, ratio
 from experiments.passport import passport, write_result
 from transduce import Translator
-from transduce.checkpoint import BUNDLED_MODEL, find_model
-from transduce.evaluate import read_text
+from transduce.evaluation.evaluate import read_text
+from transduce.evaluation.metrics import bleu
 from transduce.interop.ctranslate2 import to_ctranslate2
 from transduce.interop.marian import to_marian
-from transduce.metrics import bleu
+from transduce.model_folder.format import BUNDLED_MODEL, find_model
 
 OURS, CT2, HF = "ours", "CTranslate2", "Hugging Face"
 PEER = f"{CT2} (int8)"

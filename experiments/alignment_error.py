@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from experiments.passport import passport, write_result
-from transduce.alignment import Link, error_rate, lexical_links, memory_attention, word_links, words_of
 from transduce.data.corpora import find_packed, read_lines
-from transduce.translate import Translator
+from transduce.translation.alignment import Link, error_rate, lexical_links, memory_attention, word_links, words_of
+from transduce.translation.translator import Translator
 
 BATCH = 16
 

@@ -29,11 +29,11 @@ import torch
 
 from experiments.passport import passport, write_result
 from transduce import Translator, load_model, override, save_model
-from transduce.checkpoint import BUNDLED, BUNDLED_MODEL, MODEL, WEIGHTS, load_origin
 from transduce.data.corpora import read_pairs
 from transduce.data.prepare import Prepared
 from transduce.data.subword import SUBWORDS, Subwords
-from transduce.evaluate import add_to_card, evaluate_files
+from transduce.evaluation.evaluate import add_to_card, evaluate_files
+from transduce.model_folder.format import BUNDLED, BUNDLED_MODEL, MODEL, WEIGHTS, load_origin
 from transduce.training.run import RESULT
 
 N_HELD_OUT = 2_000

@@ -26,7 +26,7 @@ from transduce.config import PRESETS
 from transduce.data.prepare import Prepared
 from transduce.training.choices import Choices
 from transduce.training.distributed import Group
-from transduce.training.loop import Trainer
+from transduce.training.trainer import Trainer
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ from transduce import RunConfig
 from transduce.data.prepare import Prepared
 from transduce.training.choices import Choices
 from transduce.training.distributed import Group
-from transduce.training.loop import Trainer
-from transduce.training.passes import gradient_of
+from transduce.training.passes.written import gradient_of
+from transduce.training.trainer import Trainer
 
 
 def gradient_norms(config: RunConfig, prepared: Prepared, device: str) -> dict[str, Any]:

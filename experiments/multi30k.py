@@ -27,7 +27,7 @@ from experiments.passport import passport, write_result
 from experiments.runs import beside, prepare_once
 from transduce import Translator
 from transduce.data.corpora import read_lines
-from transduce.metrics import Score, bleu
+from transduce.evaluation.metrics import Score, bleu
 from transduce.training.run import LOG, Settled, read_log
 
 FORMS = {"tok": ".lc.norm.tok", "raw": ""}

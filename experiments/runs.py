@@ -23,8 +23,8 @@ import torch
 
 from experiments.passport import passport
 from transduce import RunConfig, Translator, base, with_model
-from transduce.checkpoint import RUN
-from transduce.metrics import bleu
+from transduce.evaluation.metrics import bleu
+from transduce.model_folder.format import RUN
 from transduce.training.run import LOG, Request, Settled, read_log, train
 
 Job = TypeVar("Job")

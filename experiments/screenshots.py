@@ -61,7 +61,7 @@ def of_the_server(translator: Translator, out: Path, scheme: Scheme) -> None:
 
 @contextmanager
 def serving(translator: Translator) -> Iterator[str]:
-    from transduce.serving.app import make_app
+    from transduce.serving.application import make_app
     from transduce.serving.guard import Access
     from transduce.serving.limits import Limits
     from transduce.serving.server import listen, make_server

@@ -50,7 +50,7 @@ from experiments.table1_layers import (
     steps_between_ends,
 )
 from transduce.insight.drawing import COLOURS, check_figure_file, drawn, new_figure, row_of_axes, write_figure
-from transduce.ops import settle_kernels
+from transduce.runtime import configure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -182,8 +182,7 @@ def settle(device: str) -> None:
     """What must not change from one size to the next."""
     torch.manual_seed(SEED)
     # With more threads, small sizes run on one and large ones on several: that bends the lines.
-    torch.set_num_threads(1)
-    settle_kernels(device)
+    configure(device, 1)
     if device == "cuda":
         # Convolutions alone would else multiply in fewer digits than the rest.
         torch.backends.cudnn.allow_tf32 = False

@@ -19,8 +19,8 @@ from torch.autograd.graph import Node
 from torch.utils.flop_counter import FlopCounterMode
 
 from transduce import RunConfig, base, with_model
+from transduce.attention import Visible
 from transduce.model import Attended, SelfAttention
-from transduce.ops import Visible
 
 D_K = 64  # as in the paper's base and big alike: a wider layer has more heads, not wider ones
 PATH_WIDTH = 16  # of the layers whose paths are followed, which no width changes

@@ -31,8 +31,8 @@ from experiments.published import BEST, EN_FR, EN_FR_BIG, TABLE_2, TRAINING
 from experiments.runs import BATCH_SIZE, Record, beside, prepare_once, record_of, score, settings_from, train_config
 from transduce import RunConfig, Translator, base, big, override, small, tiny, with_model
 from transduce.data.prepare import Prepared
-from transduce.evaluate import read_text
-from transduce.paper import Row, Size, check_paper, count_parameters
+from transduce.evaluation.evaluate import read_text
+from transduce.paper_check import Row, Size, check_paper, count_parameters
 from transduce.training.dial import SHAPES_ON_GPU
 
 # The paper's four runs

@@ -35,12 +35,12 @@ from experiments.published import TABLE_3
 from experiments.runs import BATCH_SIZE, Record, beside, record_of, score, settings_from, train_config
 from experiments.variants import VARIANTS
 from transduce import ConfigError, RunConfig, Translator, base, load_model, override, with_model
-from transduce.checkpoint import MODEL, load_origin
 from transduce.data.prepare import Prepared
-from transduce.evaluate import perplexity_of
-from transduce.paper import count_parameters
+from transduce.evaluation.evaluate import perplexity_of
+from transduce.model_folder.format import MODEL, load_origin
+from transduce.paper_check import count_parameters
 from transduce.training.dial import SHAPES_ON_GPU, with_steps
-from transduce.training.loop import TrainingError
+from transduce.training.trainer import TrainingError
 
 Change = Callable[[RunConfig], RunConfig]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from transduce import ModelConfig, Transformer
 from transduce.model import Attended, MultiHeadAttention, SelfAttention
-from transduce.training import loop
+from transduce.training import trainer as loop
 
 
 class Variant(NamedTuple):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.primes import SWITCHES, is_token, prime_config, random_ids, random_model
+from tests.support.primes import SWITCHES, is_token, prime_config, random_ids, random_model
 from transduce import DataError, DecoderState, ModelConfig, Transformer
 
 TOLERANCE: dict[str, Any] = {"atol": 1e-11, "rtol": 0}

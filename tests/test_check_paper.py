@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from transduce import base, big, model, ops, override, paper, small
+from transduce import attention, base, big, model, override, paper_check, small
 from transduce.training import recipe
 
 
@@ -51,7 +51,7 @@ def test_a_departure_is_named_and_exits_with_1() -> None:
 def test_a_smaller_size_lists_its_numbers_and_keeps_the_form() -> None:
     done = run("check-paper", "--config", "small")
     assert done.returncode == 1
-    different = {row.setting for row in paper.check_paper(small(), "base") if row.verdict == "differs"}
+    different = {row.setting for row in paper_check.check_paper(small(), "base") if row.verdict == "differs"}
     assert different == {
         *("model.n_encoder_layers", "model.n_decoder_layers", "model.d_model", "model.d_ff", "model.n_heads"),
         *("model.source_vocab_size", "model.target_vocab_size"),
@@ -112,11 +112,11 @@ def test_a_small_difference_can_be_seen() -> None:
 
 def test_every_setting_has_a_verdict() -> None:
     fields = {f"{section}.{name}" for section, of in asdict(base()).items() for name in of}
-    rows = {row.setting for row in paper.check_paper(base(), "base")}
+    rows = {row.setting for row in paper_check.check_paper(base(), "base")}
     assert fields <= rows
-    stated = {setting for _, setting, _, _ in paper.SETTINGS}
+    stated = {setting for _, setting, _, _ in paper_check.SETTINGS}
     assert stated <= fields, "the paper's settings name fields that exist"
-    assert {row.setting for row in paper.check_paper(base(), "base") if row.verdict == "not stated"} == {
+    assert {row.setting for row in paper_check.check_paper(base(), "base") if row.verdict == "not stated"} == {
         *("model.max_positions", "model.output_bias", "model.norm_eps", "model.pad_id", "model.bos_id", "model.eos_id"),
         *("data.n_shapes", "data.valid_pairs", "data.max_characters", "data.max_length_ratio"),
         *("data.min_letter_share", "train.seed", "train.checkpoint_steps", "train.patience"),
@@ -130,12 +130,14 @@ def test_formulas_are_measured_on_the_code(monkeypatch: pytest.MonkeyPatch) -> N
 
     def verdicts() -> dict[str, str]:
         return {
-            row.setting.split(":")[0]: row.verdict for row in paper.check_paper(base(), "base") if ":" in row.setting
+            row.setting.split(":")[0]: row.verdict
+            for row in paper_check.check_paper(base(), "base")
+            if ":" in row.setting
         }
 
     assert set(verdicts().values()) == {"same"}
     assert len(verdicts()) == 4
-    real_attend, real_rate, real_sinusoid = ops.attend_fast, recipe.learning_rate, model.sinusoid
+    real_attend, real_rate, real_sinusoid = attention.attend_fast, recipe.learning_rate, model.sinusoid
 
     def unscaled(query: torch.Tensor, *rest: Any) -> torch.Tensor:
         return real_attend(query * query.shape[-1] ** 0.5, *rest)
@@ -147,9 +149,9 @@ def test_formulas_are_measured_on_the_code(monkeypatch: pytest.MonkeyPatch) -> N
         return real_sinusoid(position * 2, d_model)
 
     for place, name, fake, row in [
-        (paper, "attend_fast", unscaled, "attention scale"),
-        (paper, "learning_rate", slow_rate, "highest learning rate"),
-        (paper, "sinusoid", other_waves, "longest wave / 2 pi"),
+        (paper_check, "attend_fast", unscaled, "attention scale"),
+        (paper_check, "learning_rate", slow_rate, "highest learning rate"),
+        (paper_check, "sinusoid", other_waves, "longest wave / 2 pi"),
         (math, "sqrt", lambda x: x, "embedding scale"),
     ]:
         with monkeypatch.context() as patch:
@@ -158,10 +160,10 @@ def test_formulas_are_measured_on_the_code(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_parameters_are_counted_on_the_model_itself() -> None:
-    counts = {size: ours for size, _, ours in paper.parameter_counts()}
+    counts = {size: ours for size, _, ours in paper_check.parameter_counts()}
     assert counts["base"] == sum(p.numel() for p in model.Transformer(base().model).parameters())
     untied = override(base(), ["model.tied_embeddings=none"])
-    assert paper.count_parameters(untied) == counts["base"] + 2 * 37_000 * 512
+    assert paper_check.count_parameters(untied) == counts["base"] + 2 * 37_000 * 512
 
 
 def test_version_and_help() -> None:

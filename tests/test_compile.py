@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.primes import SWITCHES, prime_config, random_ids, random_model
+from tests.support.primes import SWITCHES, prime_config, random_ids, random_model
 from transduce import ModelConfig
 
 every_switch = pytest.mark.parametrize("config", [prime_config(**c) for c in SWITCHES.values()], ids=list(SWITCHES))

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.primes import prime_config, random_ids, random_model
-from transduce.fast import loss as fast_loss
-from transduce.fast.loss import projected_loss
+from tests.support.primes import prime_config, random_ids, random_model
+from transduce.training.passes import loss as fast_loss
+from transduce.training.passes.loss import projected_loss
 from transduce.training.recipe import loss, model_loss
 
 PAD = 0
@@ -83,7 +83,7 @@ def test_what_is_kept_can_be_given_back() -> None:
     code = """
 import torch
 from pathlib import Path
-from transduce.fast.cpu import give_memory_back, keep_memory
+from transduce.runtime import keep_memory, release_memory
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 keep_memory()
@@ -92,7 +92,7 @@ held = [torch.ones(2_500_000) for _ in range(30)]
 last = torch.ones(1000)  # above them, so that they are no free end
 del held
 kept = resident()
-give_memory_back()
+release_memory()
 print(kept - before, resident() - before)
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

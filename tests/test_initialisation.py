@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.primes import prime_config
+from tests.support.primes import prime_config
 from transduce import Transformer
 from transduce import model as model_module
+from transduce.attention import Visible, attend, attend_fast, attend_fused
 from transduce.model import AddAndNorm, FeedForward
-from transduce.ops import Visible, attend, attend_fast, attend_fused
 
 CONFIG = prime_config(d_model=2 * 113, d_k=19, d_v=41, attention_bias=True, output_bias=True, positions="learned")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.primes import SWITCHES, is_token, prime_config, random_ids, random_model
+from tests.support.primes import SWITCHES, is_token, prime_config, random_ids, random_model
 from transduce import ModelConfig, RunConfig, Transformer, greedy, reference, save_model
 from transduce.training import recipe
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import MarianConfig, MarianMTModel
 
-from tests.primes import prime_config, random_ids, random_model
+from tests.support.primes import prime_config, random_ids, random_model
 from transduce import ConfigError, ModelConfig, Transformer
 from transduce.interop.marian import from_marian, order_of_dimensions, to_marian
 from transduce.model import sinusoid

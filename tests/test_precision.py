@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.primes import prime_config, random_ids
+from tests.support.primes import prime_config, random_ids
 from transduce import Transformer
 
 CLOSE = 0.02

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.primes import is_token, prime_config, random_ids, random_model
+from tests.support.primes import is_token, prime_config, random_ids, random_model
 from transduce import reference
-from transduce.ops import Visible, attend, attend_fused, attend_window
+from transduce.attention import Visible, attend, attend_fused, attend_window
 
 windows = pytest.mark.parametrize("window", [None, 6], ids=["full", "window"])
 both_paths = pytest.mark.parametrize("with_attention", [False, True], ids=["fast", "with attention weights"])

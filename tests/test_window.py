@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from transduce.ops import Visible, attend, attend_window
+from transduce.attention import Visible, attend, attend_window
 
 
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 131, 200])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce import model, ops, reference
+from transduce import attention, model, reference
 from transduce.training import recipe
 
 Function = Callable[..., Any]
@@ -97,7 +97,7 @@ def test_learning_rate_peaks_where_warm_up_ends(learning_rate: Function) -> None
 
 def attend_in_torch(query: Any, key: Any, value: Any, visible: Any) -> Any:
     query, key, value, visible = (torch.as_tensor(x) for x in (query, key, value, visible))
-    return [x.numpy() for x in ops.attend(query, key, value, ops.Visible(visible), 0.0)]
+    return [x.numpy() for x in attention.attend(query, key, value, attention.Visible(visible), 0.0)]
 
 
 @pytest.mark.parametrize("attend", [reference.attend, attend_in_torch])
@@ -125,9 +125,9 @@ def test_visibility_of_three_tokens_and_two_of_padding() -> None:
 
     token_B1M = torch.tensor(ids_BT != 0)[:, None]
     cpu = torch.device("cpu")
-    assert ops.Visible(token_B1M).matrix(5, 5, cpu)[0].tolist() == tokens
-    assert ops.Visible(look_ahead=False).matrix(5, 5, cpu)[0].tolist() == triangle
-    assert ops.Visible(token_B1M, look_ahead=False).matrix(5, 5, cpu)[0].tolist() == both
+    assert attention.Visible(token_B1M).matrix(5, 5, cpu)[0].tolist() == tokens
+    assert attention.Visible(look_ahead=False).matrix(5, 5, cpu)[0].tolist() == triangle
+    assert attention.Visible(token_B1M, look_ahead=False).matrix(5, 5, cpu)[0].tolist() == both
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_visibility_of_three_tokens_and_two_of_padding() -> None:
 def test_a_window_of_r_is_r_positions_about_ones_own_and_one_more_where_r_is_even(window: int, seen: list[int]) -> None:
     near = reference.near(9, window)
     assert near[4].nonzero()[0].tolist() == seen
-    assert ops.Visible(window=window).matrix(9, 9, torch.device("cpu"))[0].tolist() == near.tolist()
+    assert attention.Visible(window=window).matrix(9, 9, torch.device("cpu"))[0].tolist() == near.tolist()
 
 
 def test_layer_norm_divides_by_the_biased_variance_with_eps_inside_the_root() -> None:

@@ -20,23 +20,23 @@ from transduce.config import (
 from transduce.errors import ConfigError, DataError, ModelFolderError
 
 if TYPE_CHECKING:
-    from transduce.checkpoint import load_model, save_model
     from transduce.data.batches import Batch, make_batch
-    from transduce.decoding.search import greedy
     from transduce.model import DecoderState, Transformer
-    from transduce.translate import Translation, Translator
+    from transduce.model_folder.format import load_model, save_model
+    from transduce.search.loop import greedy
+    from transduce.translation.translator import Translation, Translator
 
 # These need torch or numpy, which take seconds to import: they are fetched when first asked for.
 _LATER = {
     "Batch": "transduce.data.batches",
     "DecoderState": "transduce.model",
     "Transformer": "transduce.model",
-    "Translation": "transduce.translate",
-    "Translator": "transduce.translate",
-    "greedy": "transduce.decoding.search",
-    "load_model": "transduce.checkpoint",
+    "Translation": "transduce.translation.translator",
+    "Translator": "transduce.translation.translator",
+    "greedy": "transduce.search.loop",
+    "load_model": "transduce.model_folder.format",
     "make_batch": "transduce.data.batches",
-    "save_model": "transduce.checkpoint",
+    "save_model": "transduce.model_folder.format",
 }
 
 __all__ = [

@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transduce.attention import Visible, attend, attend_fast
 from transduce.config import ModelConfig
 from transduce.errors import DataError, ModelFolderError
-from transduce.ops import Visible, attend, attend_fast
 
 
 class Encoded(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from transduce import __version__
-from transduce.cli.check import check_paper_command
+from transduce.cli.check_paper import check_paper_command
 from transduce.cli.looking import ablate_command, embed_command, figures_command, inspect_command
 from transduce.cli.training import ThreeValues, prepare_command, runs_command, train_command
 from transduce.cli.translating import evaluate_command, serve_command, translate_command

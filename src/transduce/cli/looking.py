@@ -26,7 +26,7 @@ from transduce.cli.translator import (
 from transduce.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from transduce.translate import Translator
+    from transduce.translation.translator import Translator
 
 
 Model = Annotated[
@@ -85,9 +85,9 @@ def inspect_command(
 
       transduce inspect "Das ist nicht gut." --svg head.svg --kind encoder --layer 2 --head 3
     """
+    from transduce.cli.show.tables import console_for_stdout
     from transduce.insight.attention import inspect
     from transduce.insight.output import Wanted, direction_of, sentences_of, split_arguments, write
-    from transduce.show import console_for_stdout
 
     wanted = Wanted(html=html, json=json_path, png=png, svg=svg, kind=kind, layer=layer, head=head, is_opened=open_page)
     flags = decoding_flags(beam, sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
@@ -131,9 +131,9 @@ def embed_command(
 
       transduce embed --similarity 'Das Auto ist schnell.' 'Der Wagen ist schnell.'
     """
-    from transduce.folders import check_writable, write_whole
+    from transduce.files import check_writable, write_whole
     from transduce.insight.embed import as_npy, check_pool, embed, embed_stream, similarity
-    from transduce.records import Form
+    from transduce.translation.records import Form
 
     refuse_together({"--similarity": two, "--out": out})
     way = check_pool(pool)
@@ -189,12 +189,12 @@ def ablate_command(
 
       transduce ablate --json > heads.json                  (the model that comes along, on what it never saw)
     """
-    from transduce.checkpoint import BUNDLED, find_model
-    from transduce.folders import check_writable
+    from transduce.cli.show.tables import console_for_stdout, progress_on_stderr
+    from transduce.files import check_writable
     from transduce.insight.ablation import ablate_files
     from transduce.insight.ablation_views import ablation_figure, show_ablation
     from transduce.insight.drawing import check_figure_file, check_matplotlib, write_figure
-    from transduce.show import console_for_stdout, progress_on_stderr
+    from transduce.model_folder.format import BUNDLED, find_model
 
     pictures = [path for path in (svg, png) if path is not None]
     for path in pictures:

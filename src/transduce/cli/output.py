@@ -30,7 +30,7 @@ def write_to_stdout(line: str) -> None:
 
 @contextmanager
 def open_to_write(path: Path) -> Iterator[Callable[[str], None]]:
-    from transduce.folders import told_of
+    from transduce.files import told_of
 
     with told_of(path):
         file = path.open("w", encoding="utf-8")

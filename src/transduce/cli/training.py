@@ -101,10 +101,10 @@ def prepare_command(
 
       transduce prepare tatoeba-40k --out prepared        (comes with the package)
     """
+    from transduce.cli.show.tables import console_for_stdout, progress_on_stderr, show_corpora, show_report, show_stats
     from transduce.data import corpora
     from transduce.data.prepare import Prepared, prepare
     from transduce.data.stats import measure
-    from transduce.show import console_for_stdout, progress_on_stderr, show_corpora, show_report, show_stats
 
     console = console_for_stdout()
     if list_names:
@@ -203,7 +203,7 @@ def train_command(
 
       torchrun --nnodes 2 --nproc-per-node 8 ... -m transduce train prepared --size big --out /shared/run
     """
-    from transduce.show import console_for_stdout, show_result, show_training
+    from transduce.cli.show.tables import console_for_stdout, show_result, show_training
     from transduce.training.run import LOG, Request, read_log, start_ranks, train
 
     if out is None:
@@ -249,7 +249,7 @@ def runs_command(
 
       transduce runs experiments/*
     """
-    from transduce.show import console_for_stdout, show_runs
+    from transduce.cli.show.tables import console_for_stdout, show_runs
     from transduce.training.run import find_runs, summary_of
 
     found = find_runs(folders)

@@ -30,7 +30,7 @@ from transduce.cli.translator import (
 from transduce.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transduce.translate import Translator
+    from transduce.translation.translator import Translator
 
 
 def translate_command(
@@ -91,8 +91,8 @@ def translate_command(
 
       echo 'Das ist ein Haus.' | transduce translate              (by the model that comes along)
     """
-    from transduce.records import Form, translate_files
-    from transduce.show import show_summary, translation_progress
+    from transduce.cli.show.tables import show_summary, translation_progress
+    from transduce.translation.records import Form, translate_files
 
     flags = decoding_flags(beam, sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     refuse_together({"--column": column, "--field": key, "--json": as_json or None})
@@ -155,9 +155,9 @@ def evaluate_command(
 
       transduce evaluate output.en --reference test.en --json
     """
-    from transduce.checkpoint import find_model, model_folder
-    from transduce.evaluate import add_to_card, evaluate_files, evaluate_trees
-    from transduce.show import console_for_stdout, progress_on_stderr, show_brackets, show_evaluation
+    from transduce.cli.show.tables import console_for_stdout, progress_on_stderr, show_brackets, show_evaluation
+    from transduce.evaluation.evaluate import add_to_card, evaluate_files, evaluate_trees
+    from transduce.model_folder.format import find_model, model_folder
 
     if trees:
         refuse_together({"--trees": trees, "--source": source, "--against": against})
@@ -238,7 +238,7 @@ def serve_command(
         raise ConfigError(f"{error.name} is not installed: pip install 'transduce[serve]'") from None
     import torch
 
-    from transduce.checkpoint import BUNDLED
+    from transduce.model_folder.format import BUNDLED
     from transduce.serving.guard import Access
     from transduce.serving.limits import Limits
     from transduce.serving.server import check_address, read_token, serve

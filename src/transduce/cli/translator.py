@@ -12,7 +12,7 @@ from transduce.config import override
 from transduce.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transduce.translate import Translator
+    from transduce.translation.translator import Translator
 
 BatchSize = Annotated[
     int | None,
@@ -30,7 +30,7 @@ Seed = Annotated[int | None, typer.Option(help="Of sampling.")]
 
 
 def bundled_model(quiet: bool) -> Path:
-    from transduce.checkpoint import BUNDLED, BUNDLED_MODEL
+    from transduce.model_folder.format import BUNDLED, BUNDLED_MODEL
 
     if not quiet:
         print(f"by {BUNDLED_MODEL}, which comes along and knows short German sentences", file=sys.stderr)
@@ -62,9 +62,9 @@ def load_translator(
     """With the model's own way of decoding, changed by flags and then by `--set`."""
     import torch
 
-    from transduce.checkpoint import load_config, model_folder
-    from transduce.training.choices import check_device
-    from transduce.translate import Translator
+    from transduce.runtime import check_device, configure, default_device
+    from transduce.model_folder.format import load_config, model_folder
+    from transduce.translation.translator import Translator
 
     for setting in settings:
         if not setting.strip().startswith("decode."):
@@ -72,13 +72,12 @@ def load_translator(
     if precision not in ("float32", "bfloat16", "int8"):
         raise ConfigError(f"--dtype is {precision!r}, must be float32, bfloat16 or int8: leave it out for float32")
     check_device(device)
+    configure(device or default_device(), threads)
     config = load_config(model_folder(model))
     if (n_best := flags.get("n_best")) is not None and flags.get("beam_size") is None and not flags.get("method"):
         flags = flags | {"beam_size": max(n_best, config.decode.beam_size)}
     given = [f"decode.{name}={value}" for name, value in flags.items() if value is not None]
     config = override(config, [*given, *settings])
-    if threads is not None:
-        torch.set_num_threads(threads)
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     translator = Translator.load(
         model, device=device, dtype=dtype, settings=config.decode, batch_size=batch_size,

@@ -59,11 +59,6 @@ def environment_of_children() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def n_cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _send(child: subprocess.Popen[bytes], what: Any) -> None:
     assert child.stdin is not None
     try:

@@ -29,11 +29,12 @@ from transduce.config import DataConfig
 from transduce.data.batches import Examples
 from transduce.data.cleaning import CHUNK, Kept, Seen, Tally, chunks, clean, keep_all
 from transduce.data.corpora import PACKED, Corpus, Digest, RawPair
-from transduce.data.parallel import n_cores, ordered_map
+from transduce.data.parallel import ordered_map
 from transduce.data.store import Encoded, Store, StoredCorpus, StoreWriter, id_type
 from transduce.data.subword import SUBWORDS, Subwords, vocab_size_for
 from transduce.errors import DataError
-from transduce.folders import told_of, whole_folder
+from transduce.files import told_of, whole_folder
+from transduce.runtime import n_cores
 
 FORMAT_VERSION = 1
 REPORT, TRAIN, VALID = "report.json", "train.tokens", "valid.tokens"

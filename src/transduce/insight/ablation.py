@@ -19,10 +19,10 @@ from torch import nn
 from transduce import __version__
 from transduce.config import ModelConfig
 from transduce.errors import DataError
-from transduce.evaluate import check_same_number, losses_of, read_text, sha256_of
-from transduce.metrics import BLEU, CHRF, Resampled, check_bootstrap, resampled, resampled_mean
+from transduce.evaluation.evaluate import check_same_number, losses_of, read_text, sha256_of
+from transduce.evaluation.metrics import BLEU, CHRF, Resampled, check_bootstrap, resampled, resampled_mean
 from transduce.model import Transformer
-from transduce.translate import Translator
+from transduce.translation.translator import Translator
 
 LOSS = "loss per token"
 Stack = Literal["encoder", "decoder"]

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from transduce.config import ModelConfig
+from transduce.evaluation.metrics import BLEU
 from transduce.insight.ablation import LOSS, Ablation, Change, Part, grids
 from transduce.insight.drawing import FAINT, INK, drawn, new_figure
-from transduce.metrics import BLEU
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

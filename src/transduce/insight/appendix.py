@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from transduce.alignment import words_of
 from transduce.data.subword import SPACE_MARK
 from transduce.errors import ConfigError, DataError
 from transduce.insight.drawing import COLOURS, FAINT, INK, Drawn, new_figure
-from transduce.translate import Translator
+from transduce.translation.alignment import words_of
+from transduce.translation.translator import Translator
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,9 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from transduce.alignment import Link
 from transduce.errors import DataError
-from transduce.explain import Explained, Token
 from transduce.insight.heads import (
     KINDS,
     Array,
@@ -42,7 +40,9 @@ from transduce.insight.heads import (
     tendencies,
     visibility,
 )
-from transduce.translate import Translation, Translator
+from transduce.translation.alignment import Link
+from transduce.translation.explain import Explained, Token
+from transduce.translation.translator import Translation, Translator
 
 FORMAT, FORMAT_VERSION = "transduce attention", 1
 NOT_OURS = "is no record of attention: give one that transduce inspect wrote"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from transduce.errors import ConfigError, DataError
-from transduce.folders import told_of, write_whole
+from transduce.files import told_of, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

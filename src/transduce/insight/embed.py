@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transduce.data.batches import pad_right, within_tokens
 from transduce.errors import ConfigError, DataError
-from transduce.translate import Translator
+from transduce.translation.translator import Translator
 
 Pool = Literal["mean", "max", "first"]
 POOLS: tuple[Pool, ...] = get_args(Pool)

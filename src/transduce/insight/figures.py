@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from transduce.attention import Visible
 from transduce.config import ModelConfig, TrainConfig
 from transduce.data.subword import SPACE_MARK
 from transduce.errors import ConfigError
@@ -30,7 +31,6 @@ from transduce.insight.drawing import (
     row_of_axes,
     write_figure,
 )
-from transduce.ops import Visible
 from transduce.reference import attend, learning_rate, loss, sinusoid, smoothed_targets
 
 if TYPE_CHECKING:

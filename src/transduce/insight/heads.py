@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.alignment import Link
 from transduce.data.subword import SPACE_MARK
+from transduce.translation.alignment import Link
 
 Array = NDArray[Any]
 Kind = Literal["encoder", "decoder", "memory"]

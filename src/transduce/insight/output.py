@@ -12,16 +12,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from transduce.checkpoint import BUNDLED_MODEL
 from transduce.errors import ConfigError, DataError, ModelFolderError
-from transduce.folders import write_whole
+from transduce.files import write_whole
 from transduce.insight.attention import AttentionRecord, to_document
 from transduce.insight.heads import KINDS
 from transduce.insight.page import to_page
 from transduce.insight.picture import choose_heads, draw
 from transduce.insight.summary import show_record
-from transduce.records import STDIN, Form, check_readable
-from transduce.translate import Translator
+from transduce.model_folder.format import BUNDLED_MODEL
+from transduce.translation.records import STDIN, Form, check_readable
+from transduce.translation.translator import Translator
 
 
 @dataclass(frozen=True, kw_only=True)

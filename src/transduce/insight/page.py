@@ -17,9 +17,9 @@ from typing import Any
 from transduce.errors import DataError
 from transduce.insight.attention import AttentionRecord, to_document
 from transduce.insight.heads import KINDS, MEMORY_WORDS, WORDS
-from transduce.translate import FLAGS
+from transduce.translation.translator import FLAGS
 
-PAGE = Path(__file__).parent.parent / "page"
+PAGE = Path(__file__).parent.parent / "web"
 STYLE_TAG, SCRIPT_TAG = '<link rel="stylesheet" href="style.css">', '<script src="inspector.js"></script>'
 CHARSET_TAG, TITLE = '<meta charset="utf-8">', "Attention inspector"
 MOST_BYTES = 200_000_000

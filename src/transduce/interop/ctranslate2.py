@@ -13,7 +13,7 @@ from torch import Tensor
 from transduce.config import ModelConfig
 from transduce.data.subword import SUBWORDS, Subwords
 from transduce.errors import ConfigError
-from transduce.folders import whole_folder
+from transduce.files import whole_folder
 from transduce.model import Transformer, sinusoid
 
 LONGEST = 1024

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import torch
 
 from transduce.config import DecodeConfig
-from transduce.decoding.beams import Hypothesis, Sentence
+from transduce.search.hypotheses import Hypothesis, Sentence
 from transduce.serving.limits import Limits, Refusal
 from transduce.serving.metrics import Metrics
-from transduce.translate import Translation, Translator
+from transduce.translation.translator import Translation, Translator
 
 PATIENCE = 0.2
 """Seconds that a kind waits before searches of another kind take in no more, so that it comes in."""

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transduce.alignment import n_words
 from transduce.errors import ConfigError
-from transduce.explain import Explained
 from transduce.insight.attention import records_of
 from transduce.insight.embed import POOLS, Pool, check_pool, embed
 from transduce.insight.page import for_page
-from transduce.serving.app import ANYWHERE, QUESTION, REFUSALS, TEXT, described, left
+from transduce.search.spelling import LINE_BREAKS
+from transduce.serving.application import ANYWHERE, QUESTION, REFUSALS, TEXT, described, left
 from transduce.serving.batcher import RETRY_SECONDS, Job, Way
 from transduce.serving.limits import Limits, Refusal
 from transduce.serving.question import Question, read_question
 from transduce.serving.service import Service
-from transduce.spelling import LINE_BREAKS
-from transduce.translate import FLAGS, Translator
+from transduce.translation.alignment import n_words
+from transduce.translation.explain import Explained
+from transduce.translation.translator import FLAGS, Translator
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

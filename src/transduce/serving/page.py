@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-FOLDER = Path(__file__).parent.parent / "page"
+FOLDER = Path(__file__).parent.parent / "web"
 HTML, CSS, JS = "text/html", "text/css", "text/javascript"
 FILES = {
     "/": ("translate.html", HTML),

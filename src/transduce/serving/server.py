@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.errors import ConfigError
-from transduce.fast.cpu import give_memory_back
+from transduce.runtime import release_memory
 from transduce.serving.guard import Access, client_of
 from transduce.serving.limits import Limits
 from transduce.serving.service import Service
@@ -102,7 +102,7 @@ def make_server(app: Any, service: Service, proxies: Sequence[str] = ()) -> Any:
                 self.should_exit |= is_late or service.n_accepted == 0
             if time.monotonic() > self.tidy_at:
                 self.tidy_at = time.monotonic() + TIDY_SECONDS
-                self.tidying = asyncio.ensure_future(asyncio.to_thread(give_memory_back))
+                self.tidying = asyncio.ensure_future(asyncio.to_thread(release_memory))
             return await super().on_tick(counter)
 
     config = uvicorn.Config(
@@ -178,7 +178,7 @@ def serve(
     quiet: bool = False,
 ) -> None:  # fmt: skip
     """Until a signal comes."""
-    from transduce.serving.app import make_app
+    from transduce.serving.application import make_app
 
     with listen(host, port) as listening:
         app = make_app(service, access, (lambda values: None) if quiet else log_line, log_text=log_text)

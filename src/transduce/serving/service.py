@@ -11,12 +11,12 @@ from typing import Any
 
 from transduce.config import DecodeConfig
 from transduce.errors import ConfigError
+from transduce.search.spelling import LINE_BREAKS
 from transduce.serving.batcher import RETRY_SECONDS, Batcher, Job, Way
 from transduce.serving.limits import Limits, Refusal
 from transduce.serving.metrics import Metrics
 from transduce.serving.question import AUTO, Question
-from transduce.spelling import LINE_BREAKS
-from transduce.translate import Translation, Translator
+from transduce.translation.translator import Translation, Translator
 
 BREAKS = re.compile(f"([{LINE_BREAKS}]+)")
 SHORT = 500

@@ -11,17 +11,23 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 
 from transduce.config import ModelConfig, RunConfig
-from transduce.data.parallel import environment_of_children, n_cores
+from transduce.data.parallel import environment_of_children
 from transduce.errors import ConfigError
-from transduce.fast.cpu import keep_memory
-from transduce.ops import settle_kernels
-from transduce.training.passes import MOST_WORKERS, why_not, written_passes
+from transduce.runtime import (
+    cache_folder,
+    check_device,
+    configure,
+    default_device,
+    keep_memory,
+    n_cores,
+    processor_name,
+)
+from transduce.training.passes.written import MOST_WORKERS, why_not, written_passes
 
 Dtype = Literal["float32", "bfloat16"]
 Way = Literal["written", "plain"]
@@ -50,16 +56,13 @@ class Choices:
 
     def apply(self) -> None:
         """To this process."""
-        torch.set_num_threads(self.n_inner_threads)
+        configure(self.device, self.n_inner_threads)
         if self.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads what it has not written
-        settle_kernels(self.device)
         if self.device == "cuda":
             torch.set_float32_matmul_precision("high")
-        else:
-            keep_memory()
 
     @property
     def n_inner_threads(self) -> int:
@@ -92,7 +95,7 @@ def choose(
     """`device` None: a GPU where there is one. `longest`: tokens of a sentence, which a pass must hold. `passes`: a
     `Way`, or None for what is best."""
     check_device(device)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or default_device()
     share = min(config.data.batch_tokens, max(longest, -(-config.data.batch_tokens // n_ranks)))
     reason = why_plain(config.model, device, passes)
     way: Way = "written" if reason is None else "plain"
@@ -138,13 +141,6 @@ def check_passes(passes: str | None) -> None:
         raise ConfigError(f"--passes is {passes!r}, must be {' or '.join(get_args(Way))}: leave it out for the best")
 
 
-def check_device(device: str | None) -> None:
-    if device not in (None, "cpu", "cuda"):
-        raise ConfigError(f"--device is {device!r}, must be cpu or cuda: leave it out to take what there is")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device is cuda, but there is no GPU that PyTorch can use: leave it out")
-
-
 def fastest_on_cpu(model: ModelConfig, n_ranks: int) -> tuple[Dtype, int]:
     """By trying, each way in a process of its own: some ways end it on some machines."""
     share = max(1, n_cores() // n_ranks)
@@ -164,10 +160,9 @@ class _Remembered:
     """From run to run, for a machine and a size of model."""
 
     def __init__(self, model: ModelConfig, n_cores: int) -> None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        self.path = cache / "transduce" / "fastest.json"
+        self.path = cache_folder() / "fastest.json"
         self.key = (
-            f"{processor()}, {n_cores} cores, torch {torch.__version__}, {model.d_model} wide, {model.d_ff} inside"
+            f"{processor_name()}, {n_cores} cores, torch {torch.__version__}, {model.d_model} wide, {model.d_ff} inside"
         )
 
     def get(self) -> tuple[Dtype, int] | None:
@@ -187,14 +182,6 @@ class _Remembered:
             unfinished = self.path.with_suffix(f".{os.getpid()}")
             unfinished.write_text(json.dumps(known | {self.key: best}, indent=1), encoding="utf-8")
             unfinished.replace(self.path)
-
-
-def processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return "a processor"
 
 
 def measure_in_a_process(model: ModelConfig, dtype: Dtype, n_threads: int) -> float:

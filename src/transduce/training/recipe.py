@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transduce.config import TrainConfig
-from transduce.fast.loss import projected_loss
 from transduce.model import Transformer
+from transduce.training.passes.loss import projected_loss
 
 
 def loss(logits_BTV: Tensor, target_out_BT: Tensor, label_smoothing: float, pad_id: int) -> tuple[Tensor, Tensor]:

@@ -33,21 +33,22 @@ import torch
 from torch import Tensor
 
 from transduce import __version__
-from transduce.alignment import MOST_PAIRS, Pair, choose_heads
-from transduce.checkpoint import MODEL, RUN, Origin, load_config, load_model, model_folder, save_model
 from transduce.config import PRESETS, RunConfig, override, with_model
 from transduce.data import corpora
 from transduce.data.prepare import Prepared, Progress, prepare
 from transduce.data.subword import SUBWORDS, Subwords
 from transduce.errors import ConfigError, DataError, ModelFolderError, TransduceError
-from transduce.folders import UNFINISHED, write_whole
-from transduce.metrics import bleu
+from transduce.evaluation.metrics import bleu
+from transduce.files import UNFINISHED, write_whole
 from transduce.model import Transformer
-from transduce.training.choices import Choices, check_device, check_passes, choose, processor
+from transduce.model_folder.format import MODEL, RUN, Origin, load_config, load_model, model_folder, save_model
+from transduce.runtime import check_device, default_device, processor_name
+from transduce.training.choices import Choices, check_passes, choose
 from transduce.training.dial import dial, with_steps
 from transduce.training.distributed import Group
-from transduce.training.loop import Speed, Tell, Trainer
-from transduce.translate import Translator
+from transduce.training.trainer import Speed, Tell, Trainer
+from transduce.translation.alignment import MOST_PAIRS, Pair, choose_heads
+from transduce.translation.translator import Translator
 
 REQUEST, LOG, RESULT, PREPARED = "request.json", "log.jsonl", "result.json", "prepared"
 N_MILESTONES, LEAST_MILESTONES, MILESTONES_SHARE = 20, 6, 0.1
@@ -262,7 +263,7 @@ def configure(
 ) -> tuple[RunConfig, str]:
     """By `--from`, `--size` or the dial; then by what was set."""
     n_entries = len(prepared.subwords)
-    is_on_gpu = (request.device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cuda"
+    is_on_gpu = (request.device or default_device()) == "cuda"
     n_tokens = int(max(length_N.sum() for length_N in prepared.train.lengths()))
     config, size = dial(len(prepared.train), n_tokens, is_on_gpu, request.size, most_tokens)
     if parent is not None:
@@ -384,7 +385,7 @@ def _passport(prepared: Prepared, choices: Choices) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name()
         if choices.device == "cuda"
-        else f"{processor()}, {choices.n_threads} threads",
+        else f"{processor_name()}, {choices.n_threads} threads",
         "versions": {"transduce": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "data": {
             "train": prepared.report.train.sha256,

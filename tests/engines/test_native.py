@@ -1,0 +1,501 @@
+"""The compiled model: its products are exact, it says what its slow twin says, and it can be missing."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import transduce.engines.native.library as native
+from tests.engines.test_cached import sources
+from tests.engines.test_recorded import rules_of, sentences_of
+from tests.search.test_search import by_number
+from tests.support.primes import prime_config, random_model
+from tests.translation.test_bundled import heldout
+from transduce import Translator
+from transduce.config import DecodeConfig
+from transduce.engines.cached import Cells, FastStepper
+from transduce.engines.native.stepper import COLUMNS, DTYPES, INPUTS, ROWS, NativeStepper
+from transduce.errors import DataError
+from transduce.model import Transformer
+from transduce.search.candidates import How, best, free
+from transduce.search.hypotheses import Beams, Hypothesis, Sentence
+from transduce.search.loop import _padded, limit_of, search, side_by_side
+from transduce.search.peaks import GROUP, Peaks
+
+pytestmark = pytest.mark.skipif("AVX512" in str(native.why_not("int8")), reason="this processor cannot")
+PRECISIONS: list[native.Precision] = ["int8", "float32"]
+
+
+def up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+@pytest.fixture(scope="module", params=[(), ("-mno-amx-int8",)], ids=["all it has", "without AMX"])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    path = tmp_path_factory.mktemp("native") / "native.so"
+    flags = [*native.FLAGS, *native.WIDE, *request.param, "-Wall", "-Wextra", "-Werror"]
+    subprocess.run(["cc", *flags, "-o", str(path), str(native.SOURCE), "-lm"], check=True)
+    return native.load(path)
+
+
+SHAPES = [
+    (1, 64, 32),
+    (2, 70, 160),
+    (37, 130, 75),
+    (4, 256, 768),
+    (3, 100, 300),
+    (128, 1024, 256),
+    (19, 4100, 32),
+    (141, 700, 70),
+]
+
+
+def filled(x_RN: Tensor) -> Tensor:
+    """Up to what products take."""
+    n_rows, n_in = x_RN.shape
+    return F.pad(x_RN, (0, up(n_in, INPUTS) - n_in, 0, up(n_rows, ROWS) - n_rows))
+
+
+def product_of(library: ctypes.CDLL, W_FN: Tensor, dtype: torch.dtype) -> Callable[[Tensor, int], Tensor]:
+    """Of the first rows of what is filled up. `dtype`: of what comes out."""
+    n_out, n_in = W_FN.shape
+    packed = torch.empty(up(n_in, INPUTS) * up(n_out, COLUMNS), dtype=W_FN.dtype)
+    sums = torch.empty(up(n_out, COLUMNS), dtype=torch.int32)
+    library.pack(W_FN.data_ptr(), n_in, n_out, packed.data_ptr(), sums.data_ptr())
+    matrix = native.Matrix(packed.data_ptr(), sums.data_ptr(), None, None, n_in, n_out)
+
+    def product(x_RN: Tensor, n_rows: int, _held: tuple[Tensor, Tensor] = (packed, sums)) -> Tensor:
+        found_RF = torch.empty(up(n_rows, ROWS), up(n_out, COLUMNS), dtype=dtype)
+        library.multiply(x_RN.data_ptr(), n_rows, ctypes.byref(matrix), found_RF.data_ptr())
+        return found_RF[:n_rows, :n_out]
+
+    return product
+
+
+@pytest.mark.parametrize(("n_rows", "n_in", "n_out"), SHAPES)
+def test_products_are_exact(library: ctypes.CDLL, n_rows: int, n_in: int, n_out: int) -> None:
+    torch.manual_seed(0)
+    x_RN, W_FN = (torch.randint(-127, 128, (n, n_in), dtype=torch.int8) for n in (n_rows, n_out))
+    found_RF = product_of(library, W_FN, torch.int32)(filled(x_RN), n_rows)
+    assert torch.equal(found_RF, x_RN.int() @ W_FN.int().T)
+
+
+@pytest.mark.parametrize(("n_rows", "n_in", "n_out"), SHAPES)
+def test_in_float32_a_row_is_the_same_alone(n_rows: int, n_in: int, n_out: int) -> None:
+    torch.manual_seed(0)
+    x_RN, W_FN = (torch.randn(n, n_in) for n in (n_rows, n_out))
+    product, filled_RN = product_of(native.library("float32"), W_FN, torch.float32), filled(x_RN)
+    found_RF = product(filled_RN, n_rows)
+    expected = x_RN.double() @ W_FN.double().T
+    torch.testing.assert_close(found_RF.double(), expected, rtol=1e-4, atol=1e-3)
+    assert torch.equal(found_RF, torch.cat([product(filled_RN[row:], 1) for row in range(n_rows)]))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_queries_have_the_same_answers_alone_and_together(precision: native.Precision) -> None:
+    """Of attention: rows times weights, for up to four queries at once."""
+    torch.manual_seed(0)
+    mix = native.library(precision).mix
+    for width, n_rows in itertools.product((13, 16, 29, 32, 41, 64, 70), range(1, 50)):
+        rows_RW, weight_QR = torch.randn(n_rows, width).to(DTYPES[precision][1]), torch.randn(4, n_rows)
+        lengths = n_rows, n_rows, rows_RW.data_ptr(), width, 0, width
+        found = {n: torch.full((n, width), torch.nan) for n in (2, 3, 4)}
+        alone_QW = torch.full((4, width), torch.nan)
+        for n, out_QW in found.items():
+            mix(n, weight_QR.data_ptr(), *lengths, out_QW.data_ptr(), width)
+        for query in range(4):
+            mix(1, weight_QR[query].data_ptr(), *lengths, alone_QW[query].data_ptr(), width)
+        torch.testing.assert_close(alone_QW, weight_QR @ rows_RW.float(), rtol=1e-4, atol=1e-4)
+        assert all(torch.equal(out_QW, alone_QW[:n]) for n, out_QW in found.items()), (width, n_rows)
+
+
+def test_no_rows_are_no_product() -> None:
+    """What lies there stays."""
+    for precision, (dtype, _) in DTYPES.items():
+        library, totals = native.library(precision), torch.float32 if precision == "float32" else torch.int32
+        packed, sums = torch.zeros(64 * 64, dtype=dtype), torch.zeros(64, dtype=torch.int32)
+        matrix = native.Matrix(packed.data_ptr(), sums.data_ptr(), None, None, 64, 64)
+        x_RN, out_RF = torch.ones(32, 64).to(dtype), torch.full((32, 64), 7, dtype=totals)
+        library.multiply(x_RN.data_ptr(), 0, ctypes.byref(matrix), out_RF.data_ptr())
+        assert bool((out_RF == 7).all())
+
+
+CHANGES: list[dict[str, Any]] = [
+    {}, {"positions": "learned", "max_positions": 60}, {"attention_bias": True, "output_bias": True},
+    {"tied_embeddings": "none", "target_vocab_size": 1103}, {"d_model": 64, "d_ff": 600, "n_heads": 4},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_steps_are_those_of_the_slow_twin(changes: dict[str, Any], precision: native.Precision) -> None:
+    """Two rows of each sentence change places at every step; sentences join and leave. In int8 a value between
+    two whole numbers may fall to another side in each, and with it a row: so most rows are near, and none is far."""
+    config = prime_config(**changes)
+    model = random_model(config, torch.float32).eval()
+    exact, slow, fast = FastStepper(model), FastStepper(model, "int8"), NativeStepper(model, precision)
+    if precision == "float32":
+        exact, slow = slow, exact
+    steppers: list[Any] = [exact, slow, fast]
+    first, second = (sources(n, longest, n, config.pad_id) for n, longest in ((3, 11), (2, 17)))
+    states = [stepper.start(first).select(torch.arange(3).repeat_interleave(2)) for stepper in steppers]
+    torch.manual_seed(1)
+    off: list[Tensor] = []
+    between: list[Tensor] = []
+    for i in range(30):
+        n = states[0].n_sentences
+        last_R = torch.randint(3, 30, (2 * n,))
+        found: list[Peaks] = []
+        for place, stepper in enumerate(steppers):
+            peaks, states[place] = stepper.step(last_R, states[place])
+            found.append(peaks)
+        off.append((found[2].logits() - found[1].logits()).abs().amax(1))
+        between.append((found[1].logits() - found[0].logits()).abs().amax(1))
+        its_own(found[2])
+        rows_R = torch.randint(0, 2, (2 * n,)) + 2 * torch.arange(n).repeat_interleave(2)
+        kept = torch.randperm(n)[: n - 1] if i % 9 == 5 else None
+        rows_R = rows_R if kept is None else rows_R.view(n, 2)[kept].flatten()
+        states = [state.select(rows_R, kept) for state in states]
+        if i % 9 == 6:
+            new = [stepper.start(second).select(torch.arange(2).repeat_interleave(2)) for stepper in steppers]
+            states = [state.join(other) for state, other in zip(states, new, strict=True)]
+    off_R, between_R = torch.cat(off), torch.cat(between)
+    assert float(off_R.median()) < 1e-3 * float(between_R.median())
+    assert float(off_R.max()) < (2 if precision == "int8" else 1e-3) * float(between_R.max())
+
+
+def its_own(peaks: Peaks) -> None:
+    """Peaks, the sum and what is looked at belong to its logits."""
+    logits_RV = peaks.logits()
+    same = Peaks.of(logits_RV)
+    torch.testing.assert_close(peaks.peak_RN, same.peak_RN)
+    torch.testing.assert_close(peaks.log_sum_R1, same.log_sum_R1, atol=2e-5, rtol=0)
+    n_rows, n_groups = peaks.peak_RN.shape
+    row, group = torch.arange(n_rows)[:, None].expand(-1, n_groups), torch.arange(n_groups).expand(n_rows, -1)
+    looked_RV = peaks.look(row.contiguous(), group.contiguous()).flatten(1)[:, : logits_RV.shape[1]]
+    torch.testing.assert_close(looked_RV, logits_RV)
+    last = peaks.look(row[:, -1:].contiguous(), group[:, -1:].contiguous()).flatten(1)
+    assert bool((last[:, logits_RV.shape[1] - (n_groups - 1) * GROUP :] < -1e38).all()), "past the last there is none"
+
+
+class Slow:
+    """The same steps; all that a search does around them is search.py's."""
+
+    def __init__(self, stepper: NativeStepper) -> None:
+        self.start, self.step = stepper.start, stepper.step
+
+
+def one_that_ends(more: float) -> Transformer:
+    """Random, but that the end mark is as probable as others: else all would be cut off at the limit."""
+    config = prime_config(target_vocab_size=300, tied_embeddings="none", output_bias=True)
+    model = random_model(config, torch.float32).eval()
+    assert model.embedding.output_bias is not None
+    with torch.no_grad():
+        model.embedding.output_bias[config.eos_id] += more
+    return model
+
+
+SEARCHES: list[tuple[dict[str, Any], float]] = [
+    ({"beam_size": 1}, 0.3), ({"beam_size": 4, "n_best": 3}, 0.3), ({"beam_size": 3, "min_length": 9}, 0),
+    ({"beam_size": 3, "stop_early": False}, 0), ({"beam_size": 4, "length_penalty": "length", "length_alpha": 1.0}, 0),
+    ({"beam_size": 4, "n_best": 4}, 0.99),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("settings", "forbidden"), SEARCHES, ids=str)
+def test_searches_find_the_same(settings: dict[str, Any], forbidden: float, precision: native.Precision) -> None:
+    """As by turns of search.py. Past tokens may be added up in another order, so scores are near; in int8 a value may
+    then fall to another whole number, and a search to another side: few do."""
+    how, n_far = DecodeConfig(**settings), 0
+    fast = NativeStepper(one_that_ends(8 if how.beam_size == 1 else 6), precision)
+    config, rules = fast.config, rules_of(fast.config, forbidden)
+    rules = rules._replace(penalty_AV=rules.penalty_AV.float())
+    sentences, n_turns = sentences_of(61, 5), Counter[bool]()
+
+    def found_by(is_fast: bool) -> dict[int, list[Hypothesis]]:
+        stepper: Any = fast if is_fast else Slow(fast)
+        count = lambda _: n_turns.update([is_fast]) or ()  # noqa: E731
+        return by_number(search(stepper, config, sentences, how, rules, batch_size=11, withdrawn=count))
+
+    found, expected = found_by(True), found_by(False)
+    assert found.keys() == expected.keys()
+    assert n_turns[True] == pytest.approx(n_turns[False], rel=0.05), "but for those who were close, as many"
+    if forbidden < 0.9:
+        assert {True, False} == {one.has_ended for of in expected.values() for one in of}
+    for number, others in expected.items():
+        own = found[number]
+        is_same = [(one.ids, one.has_ended) for one in own] == [(one.ids, one.has_ended) for one in others]
+        near = 1e-4 if precision == "float32" else 0.05
+        is_near = is_same and all(
+            (a.log_prob, a.score, a.margin) == pytest.approx((b.log_prob, b.score, b.margin), rel=1e-5, abs=near)
+            for a, b in zip(own, others, strict=True)
+        )
+        n_far += not is_near and others[0].margin > near
+    assert n_far <= (0 if precision == "float32" else 3)
+
+
+@pytest.mark.parametrize(("beam_size", "most"), [(1, 24), (4, 6), (30, 1)])
+def test_a_small_model_searches_no_more_at_a_time_than_pay(
+    beam_size: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.engines.native.stepper.MOST_ROWS", 24)
+    stepper, settings = NativeStepper(one_that_ends(6), "int8"), DecodeConfig(beam_size=beam_size)
+    beside: list[int] = []
+
+    def count(running: Sequence[Sentence]) -> Iterable[int]:
+        beside.append(len(running))
+        return ()
+
+    found = by_number(search(stepper, stepper.config, sentences_of(61, 5), settings, batch_size=50, withdrawn=count))
+    assert len(found) == 61
+    assert max(beside) == most
+
+
+def test_a_large_model_searches_as_many_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are read from memory at each step, however few its rows are."""
+    monkeypatch.setattr("transduce.engines.native.stepper.CACHED", 1000)
+    stepper = NativeStepper(one_that_ends(6), "int8")
+    assert stepper.n_bytes > 1000
+    assert side_by_side(stepper, 1000, 4) == 1000
+    assert side_by_side(FastStepper(one_that_ends(6)), 1000, 4) == 1000
+    assert NativeStepper(one_that_ends(6), "float32").most_rows is None
+
+
+def test_keys_that_float16_cannot_hold_are_cut_to_what_it_can() -> None:
+    config = prime_config(attention_bias=True)
+    model = random_model(config, torch.float32).eval()
+    with torch.no_grad():
+        for layer in model.decoder:
+            assert layer.memory_attention.W_KV.b is not None
+            layer.memory_attention.W_KV.b[: config.n_heads * config.d_k : 2] = 1e6
+            layer.memory_attention.W_KV.b[1 : config.n_heads * config.d_k : 2] = -1e6
+    (slow, fast), source_BS = (
+        (FastStepper(model, "int8"), NativeStepper(model, "int8")),
+        sources(3, 11, 1, config.pad_id),
+    )
+    states = [stepper.start(source_BS) for stepper in (slow, fast)]
+    key_LBHK = states[1].memory_key_LBHKS[..., 0]
+    assert (float(key_LBHK.max()), float(key_LBHK.min())) == (65504, -65504)
+    (expected, _), (found, _) = (
+        stepper.step(torch.tensor([5, 6, 7]), state) for stepper, state in zip((slow, fast), states, strict=True)
+    )
+    torch.testing.assert_close(found.logits(), expected.logits(), atol=0.2, rtol=0)
+
+
+def test_turns_of_both_kinds_go_on_with_what_the_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a forced prefix turns are those of search.py, before and after it compiled."""
+    fast, how = NativeStepper(one_that_ends(6), "float32"), DecodeConfig(beam_size=3)
+    config = fast.config
+    prefixes = {4: [5], 5: [6] * 15}
+    sentences = [s._replace(prefix=prefixes.get(s.number % 9, ())) for s in sentences_of(61, 3)]
+    kinds: list[bool] = []
+    is_plain = How.is_plain
+
+    def noted(self: How, beams: Beams) -> bool:
+        kinds.append(is_plain(self, beams))
+        return kinds[-1]
+
+    monkeypatch.setattr(How, "is_plain", noted)
+    found = by_number(search(fast, config, sentences, how, batch_size=7, batch_tokens=80))
+    n_changes = sum(one != other for one, other in pairwise(kinds))
+    assert n_changes > 6, "after a prefix all were of one kind"
+    expected = by_number(search(Slow(fast), config, sentences, how, batch_size=7, batch_tokens=80))
+    assert found.keys() == expected.keys()
+    for number, others in expected.items():
+        assert [one.ids for one in found[number]] == [one.ids for one in others]
+        assert found[number][0].log_prob == pytest.approx(others[0].log_prob, rel=1e-5)
+    assert all(found[number][0].ids[:15] == [6] * 15 for number in range(5, 61, 9))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_who_enters_by_one_call_stands_as_by_many(precision: native.Precision) -> None:
+    """Every tensor of hypotheses and state, but what nobody reads: cells that are hidden, lanes past a source."""
+    config = prime_config(target_vocab_size=300, tied_embeddings="none")
+    stepper, settings = NativeStepper(random_model(config, torch.float32).eval(), precision), DecodeConfig(beam_size=3)
+    how = How(settings, free(config), config.eos_id, best)
+    first = [Sentence(i, [*range(3, 20 - i)]) for i in range(5)]
+    new, places = [Sentence(7, [4, 5, 6]), Sentence(8, [*range(8, 21)])], [3, 1]
+
+    def begun(sentences: list[Sentence]) -> tuple[Beams, Cells]:
+        source_BS = _padded([sentence.source for sentence in sentences], config.pad_id, torch.device("cpu"))
+        state = stepper.start(source_BS).select(torch.arange(len(sentences)).repeat_interleave(3))
+        limits = [limit_of(sentence, settings, None) for sentence in sentences]
+        return Beams.start(sentences, settings, limits, config.bos_id, torch.device("cpu")), state
+
+    def some_turns() -> tuple[Beams, Cells]:
+        beams, state = begun(first)
+        for _ in range(4):
+            beams, state, _ = stepper.turn(beams, state, how)
+        return beams, state
+
+    beams, state = some_turns()
+    entered = stepper.enter(beams, state, places, new, [limit_of(sentence, settings, None) for sentence in new])
+    assert entered is not None
+    beams, state = some_turns()
+    fresh_beams, fresh = begun(new)
+    expected = beams.put(torch.tensor(places), fresh_beams), state.put(torch.tensor(places), fresh)
+    for f in fields(Beams):
+        assert torch.equal(getattr(entered[0], f.name), getattr(expected[0], f.name)), f.name
+    for name in ("unseen_B11S", "source_B", "hidden_BKC", "length_B"):
+        assert torch.equal(getattr(entered[1], name), getattr(expected[1], name)), name
+    assert entered[1].longest == expected[1].longest == 4
+    is_seen_1B11S = entered[1].unseen_B11S[None] == 0
+    for name, seen in (("memory_key_LBHKS", is_seen_1B11S), ("memory_value_LBHSU", is_seen_1B11S.transpose(3, 4))):
+        a, b = (getattr(some, name).where(seen, torch.zeros(())) for some in (entered[1], expected[1]))
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_each_sees_as_many_cells_as_it_has_tokens(precision: native.Precision) -> None:
+    """One sentence at a time: beside others, those that ended leave cells in what is copied anyway."""
+    translator = Translator.load(device="cpu", precision=precision, batch_size=1)
+    translator.settings = replace(translator.settings, beam_size=8, n_best=5)
+    turn, n_looked_at = translator.stepper.turn, 0  # type: ignore[attr-defined]
+
+    def looked_at(beams: Beams, state: Cells, how: How) -> tuple[Beams, Cells, list[bool]]:
+        nonlocal n_looked_at
+        beams, state, is_over = turn(beams, state, how)
+        goes_on_BK = (beams.log_prob_BK > -torch.inf) & ~torch.tensor(is_over)[:, None]
+        n_seen_BK = (state.hidden_BKC == 0).sum(2)
+        assert torch.equal(n_seen_BK[goes_on_BK], beams.length_B[:, None].expand_as(n_seen_BK)[goes_on_BK])
+        n_looked_at += int(goes_on_BK.sum())
+        return beams, state, is_over
+
+    translator.stepper.turn = looked_at  # type: ignore[attr-defined]
+    for text in heldout()[0][:100]:
+        translator.translate([text])
+    assert n_looked_at > 1000
+
+
+def test_past_the_end_of_a_table_nothing_is_read() -> None:
+    config = prime_config(positions="learned", max_positions=41)
+    fast, how = NativeStepper(random_model(config, torch.float32).eval(), "float32"), DecodeConfig(min_length=60)
+    with pytest.raises(DataError, match="a text has 42 tokens, learned positions end at 41"):
+        fast.start(torch.full((1, 42), 5))
+    with pytest.raises(DataError, match="a text has 42 tokens, learned positions end at 41"):
+        by_number(search(fast, config, [Sentence(0, [5, 6, 7])], how))
+    with pytest.raises(DataError, match="token ids from 5 to 50000, this model knows 0 to"):
+        fast.start(torch.tensor([[5, 50_000]]))
+    with pytest.raises(DataError, match="token ids from 5 to 50000, this model knows 0 to"):
+        by_number(search(fast, config, [Sentence(0, [5]), Sentence(1, [5, 50_000])], how, batch_size=1, longest=5))
+
+
+def test_who_has_no_room_does_not_enter_by_one_call() -> None:
+    config = prime_config(target_vocab_size=300, tied_embeddings="none")
+    stepper, settings = NativeStepper(random_model(config, torch.float32).eval(), "int8"), DecodeConfig()
+    here = Beams.start([Sentence(0, [3] * 9)], settings, [20], config.bos_id, torch.device("cpu"))
+    state = stepper.start(torch.full((1, 9), 3)).select(torch.arange(1).repeat_interleave(settings.beam_size))
+    for sentence, limit in (
+        (Sentence(1, [3] * 17), 20), (Sentence(1, [3] * 9), 21), (Sentence(1, [3] * 9, prefix=[4]), 20),
+    ):  # fmt: skip
+        assert stepper.enter(here, state, [0], [sentence], [limit]) is None
+    forced = replace(here, forced_BT=torch.tensor([[4]]))  # by one who leaves, or who stays
+    assert stepper.enter(forced, state, [0], [Sentence(1, [3] * 9)], [20]) is None
+    assert stepper.enter(here, state, [0], [Sentence(1, [3] * 9)], [20]) is not None
+
+
+def test_cells_that_somebody_needs_are_not_given_away() -> None:
+    torch.manual_seed(0)
+    kernels = native.library("int8")
+    for _ in range(50):
+        n, n_kept, n_cells = 5, 3, 16
+        hidden_BKC = torch.where(torch.rand(n, n_kept, n_cells) < 0.2, 0.0, -torch.inf)
+        before_BKC, cell_BK = hidden_BKC.clone(), torch.full((n, n_kept), -7)
+        end = kernels.take_cells(hidden_BKC.data_ptr(), n, n_kept, n_cells, cell_BK.data_ptr())
+        is_needed_BC = (before_BKC == 0).any(1)
+        if int((~is_needed_BC).sum(1).min()) < n_kept:
+            assert end == -1
+            assert torch.equal(hidden_BKC, before_BKC)
+            continue
+        assert not bool(is_needed_BC.gather(1, cell_BK).any())
+        assert all(len(set(cells)) == n_kept for cells in cell_BK.tolist())
+        is_seen_BKC = hidden_BKC == 0
+        assert torch.equal(is_seen_BKC.sum(2), (before_BKC == 0).sum(2) + 1)
+        assert bool(is_seen_BKC.gather(2, cell_BK[..., None]).all())
+        assert end == int(is_seen_BKC.flatten(0, 1).any(0).nonzero().max()) + 1
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_batch_changes_nothing(precision: native.Precision) -> None:
+    """Rows know nothing of each other, and each is added up in the same order: no bit of a score changes."""
+    texts = heldout()[0][:200]
+    translator = Translator.load(device="cpu", precision=precision, batch_size=64)
+    assert isinstance(translator.stepper, NativeStepper)
+    expected = translator.translate(texts)
+    for batch_size in (1, 7):
+        translator.batch_size = batch_size
+        found = translator.translate(texts)
+        assert [(one.text, one.log_prob) for one in found] == [(one.text, one.log_prob) for one in expected]
+
+
+def test_scores_are_near_those_of_float32() -> None:
+    texts = heldout()[0][:200]
+    found, exact = (
+        Translator.load(device="cpu", precision=precision).translate(texts) for precision in ("int8", "float32")
+    )
+    n_same = sum(one.text == other.text for one, other in zip(found, exact, strict=True))
+    assert 150 < n_same < 200, "it is float32 after all" if n_same == 200 else "too many differ"
+    off = [
+        abs(one.log_prob - other.log_prob) for one, other in zip(found, exact, strict=True) if one.text == other.text
+    ]
+    assert sum(off) / len(off) < 0.1
+
+
+# Where it cannot be
+
+
+def test_no_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(native.CompilerError, match="there is no C compiler 'no-such-compiler'"):
+        native.built("int8")
+
+
+def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bad = tmp_path / "bad-cc"
+    bad.write_text("#!/bin/sh\necho it is broken >&2\nexit 1\n")
+    bad.chmod(0o755)
+    monkeypatch.setenv("CC", str(bad))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(native.CompilerError, match="failed: it is broken"):
+        native.built("int8")
+    assert list((tmp_path / "transduce").iterdir()) == []
+
+
+def test_what_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As where the cache may not hold programs, or was filled by another system: PyTorch must be left to go on with."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native.built("float32").write_bytes(b"no program")
+    with pytest.raises(native.CompilerError, match="what is compiled cannot be used"):
+        native.library.__wrapped__("float32")
+
+
+def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = native.built("int8")
+    made = first.stat().st_mtime_ns
+    assert (native.built("int8"), first.stat().st_mtime_ns) == (first, made)
+    assert [path.name for path in (tmp_path / "transduce").iterdir()] == [first.name]
+    monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-DOTHER"))
+    assert native.built("int8") != first
+
+
+def test_the_command_translates_without_it_and_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "transduce", "translate", "--dtype", "int8"]
+    environment = {"CC": "no-such-compiler", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(command, input="Ich bin müde.\n", capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "I'm tired.\n"
+    assert "int8 is slow here: there is no C compiler 'no-such-compiler'" in done.stderr

@@ -1,0 +1,194 @@
+"""Searches by turns that are recorded find what others find. Here a recording is the same done again: what only a GPU
+can show, `benchmarks/gpu_translation.py` holds to the model there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.primes import prime_config, random_model
+from transduce.config import DecodeConfig, ModelConfig
+from transduce.engines.cached import FastStepper
+from transduce.engines.cuda import recorded as graph_stepper
+from transduce.engines.cuda.recorded import GraphStepper
+from transduce.search.candidates import Rules, free
+from transduce.search.hypotheses import Hypothesis, Sentence
+from transduce.search.loop import advance, search
+from transduce.search.peaks import GROUP, Peaks
+
+
+@pytest.fixture(autouse=True)
+def many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SOURCE_ROOM", "CELL_ROOM", "TOKEN_ROOM"):
+        monkeypatch.setattr(graph_stepper, name, 4)
+
+
+def again(run: Callable[[], None]) -> Callable[[], None]:
+    run()
+    return run
+
+
+def config_of(**changes: Any) -> ModelConfig:
+    return prime_config(**{"tied_embeddings": "none", "target_vocab_size": 300} | changes)
+
+
+def rules_of(config: ModelConfig, share: float) -> Rules:
+    """Some tokens are forbidden, and the end mark after every second state."""
+    torch.manual_seed(0)
+    rules = free(config)
+    penalty_AV = rules.penalty_AV.repeat(2, 1).double()
+    penalty_AV = penalty_AV.masked_fill(torch.rand(penalty_AV.shape) < share, -torch.inf)
+    penalty_AV[0, config.eos_id], penalty_AV[1, config.eos_id] = 0, -torch.inf
+    return Rules(penalty_AV, torch.randint(0, 2, penalty_AV.shape))
+
+
+def sentences_of(n: int, seed: int) -> list[Sentence]:
+    torch.manual_seed(seed)
+    return [Sentence(i, torch.randint(3, 30, (int(torch.randint(1, 14, ())),)).tolist()) for i in range(n)]
+
+
+def found_by(
+    stepper: Any, config: ModelConfig, settings: DecodeConfig, rules: Rules, n: int = 31, seed: int = 5
+) -> Iterator[tuple[Sentence, list[Hypothesis]]]:
+    return search(stepper, config, sentences_of(n, seed), settings, rules, batch_size=11)
+
+
+def hold_equal(found: Any, expected: Any) -> None:
+    found, expected = ({sentence.number: own for sentence, own in some} for some in (found, expected))
+    assert found.keys() == expected.keys()
+    for number, own in expected.items():
+        assert [one.ids for one in found[number]] == [one.ids for one in own], number
+        assert [one.has_ended for one in found[number]] == [one.has_ended for one in own]
+        for a, b in zip(found[number], own, strict=True):
+            assert (a.log_prob, a.score) == pytest.approx((b.log_prob, b.score), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [({"beam_size": 1}, 0.3), ({"beam_size": 4, "n_best": 3}, 0.3), ({"beam_size": 3, "min_length": 9}, 0),
+     ({"beam_size": 3, "stop_early": False}, 0)],
+    ids=str,
+)  # fmt: skip
+def test_searches_find_the_same(settings: dict[str, Any], share: float) -> None:
+    """`share`: of the tokens, that are forbidden."""
+    config = config_of()
+    model = random_model(config).eval()
+    how, rules = DecodeConfig(**{"max_extra_tokens": 9} | settings), rules_of(config, share)
+    fast = GraphStepper(model, again)
+    for seed in (1, 2):  # the second time, more has been recorded
+        hold_equal(found_by(fast, config, how, rules, seed=seed), found_by(model, config, how, rules, seed=seed))
+    assert sum(map(len, fast.recordings.values())) > 5
+
+
+def test_where_many_are_equals_it_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of()
+    model = random_model(config).eval()
+    with torch.no_grad():  # tokens in fives of the same
+        table_VD = model.embedding.output_projection
+        table_VD.copy_(table_VD[torch.arange(len(table_VD)) // 5 * 5])
+    n_looks = []
+    real = advance
+
+    def counted(*arguments: Any) -> Any:
+        n_looks.append(len(arguments) < 4)
+        return real(*arguments)
+
+    monkeypatch.setattr(graph_stepper, "advance", counted)
+    settings, rules = DecodeConfig(beam_size=4, max_extra_tokens=9), free(config)
+    fast = GraphStepper(model, again)
+    hold_equal(found_by(fast, config, settings, rules), found_by(model, config, settings, rules))
+    assert sum(n_looks) > 3
+    assert not all(n_looks)
+
+
+def test_searches_side_by_side_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_stepper, "MOST", 1000)
+    config, settings = config_of(), DecodeConfig(beam_size=2, max_extra_tokens=9)
+    model, rules = random_model(config).eval(), free(config)
+    fast = GraphStepper(model, again)
+    searches = [found_by(fast, config, settings, rules, seed=seed) for seed in (1, 2, 3)]
+    found: list[Any] = [[], [], []]
+    for _ in range(31):
+        for i in range(3):
+            found[i].append(next(searches[i]))
+    for i in range(3):
+        hold_equal(found[i], found_by(model, config, settings, rules, seed=i + 1))
+    assert max(map(len, fast.recordings.values())) > 1, "none were of one shape at a time: this shows nothing"
+
+
+def test_recordings_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_stepper, "MOST", 3)
+    config, settings = config_of(), DecodeConfig(beam_size=2, max_extra_tokens=9)
+    fast, rules = GraphStepper(random_model(config).eval(), again), free(config)
+    n_recorded = 0
+    for n in range(1, 8):
+        before = sum(map(len, fast.recordings.values()))
+        list(found_by(fast, config, settings, rules, n))
+        n_recorded += max(0, sum(map(len, fast.recordings.values())) - before)
+        assert sum(map(len, fast.recordings.values())) <= 3
+    assert n_recorded > 3
+
+
+def test_what_is_not_plain_goes_the_slow_way() -> None:
+    config = config_of()
+    model, rules = random_model(config).eval(), free(config)
+    fast = GraphStepper(model, again)
+    for settings in (
+        DecodeConfig(beam_size=2, no_repeat_ngram=2, max_extra_tokens=9),
+        DecodeConfig(method="sample", max_extra_tokens=9),
+    ):
+        hold_equal(found_by(fast, config, settings, rules), found_by(model, config, settings, rules))
+    assert not fast.recordings
+
+
+@pytest.mark.parametrize(
+    ("n_kept", "n_cells", "n_source", "d_k", "d_v"),
+    [(4, 150, 70, 8, 8), (1, 3, 1, 16, 16), (17, 64, 65, 24, 40), (3, 200, 33, 32, 16)],
+)
+def test_attention_by_kernels_is_attention(n_kept: int, n_cells: int, n_source: int, d_k: int, d_v: int) -> None:
+    pytest.importorskip("triton", reason="Triton is for Linux")
+    from transduce.engines.cuda import kernels as step_kernels
+
+    n, n_heads = 3, 2
+    slow = FastStepper(random_model(config_of(d_model=8, n_heads=n_heads, d_k=d_k, d_v=d_v)))
+    cell_BHCW = torch.randn(n, n_heads, n_cells, d_k + d_v)
+    hidden_BKC = torch.zeros(n, n_kept, n_cells).masked_fill(torch.rand(n, n_kept, n_cells) < 0.5, -torch.inf)
+    hidden_BKC[1] = -torch.inf  # as at the first token
+    hidden_BKC[2, :, 20:140] = -torch.inf
+    cell_BK = torch.stack([torch.randperm(n_cells)[:n_kept] for _ in range(n)])
+    hidden_BKC.scatter_(2, cell_BK[:, None].expand(-1, n_kept, -1), torch.eye(n_kept).log().expand(n, -1, -1))
+    place_BKH = torch.arange(0, n * n_heads * n_cells, n_cells).view(n, 1, n_heads) + cell_BK[..., None]
+    both_RP = torch.randn(n * n_kept, n_heads * (2 * d_k + d_v))
+    query_RP, new_RP = both_RP.tensor_split([n_heads * d_k], 1)
+    after_BHCW = cell_BHCW.clone()
+    expected = slow.look_back(query_RP, new_RP, cell_BHCW, place_BKH, hidden_BKC)
+    torch.testing.assert_close(
+        step_kernels.look_back(query_RP, new_RP, after_BHCW, place_BKH, hidden_BKC), expected, atol=1e-5, rtol=1e-5
+    )
+    assert torch.equal(after_BHCW, cell_BHCW)
+
+    memory = torch.randn(n, n_heads, d_k, n_source + 5), torch.randn(n, n_heads, n_source + 5, d_v)
+    unseen_B11S = torch.zeros(n, 1, 1, n_source).masked_fill(torch.arange(n_source) > n_source // 3, -torch.inf)
+    expected = slow.look_at_source(query_RP, *memory, unseen_B11S)
+    torch.testing.assert_close(
+        step_kernels.look_at_source(query_RP, *memory, unseen_B11S), expected, atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("n_vocabulary", [300, 320, 4096, 9001])
+def test_peaks_by_one_look_are_peaks(n_vocabulary: int) -> None:
+    pytest.importorskip("triton", reason="Triton is for Linux")
+    from transduce.engines.cuda.kernels import peaks_of
+
+    torch.manual_seed(0)
+    logits_RV = torch.randn(3, n_vocabulary) * 9
+    filled_RV = torch.nn.functional.pad(logits_RV, (0, -n_vocabulary % GROUP), value=1e3)
+    found, expected = peaks_of(filled_RV, n_vocabulary), Peaks.of(logits_RV)
+    torch.testing.assert_close(found.peak_RN, expected.peak_RN, atol=0, rtol=0)
+    torch.testing.assert_close(found.log_sum_R1, expected.log_sum_R1)
+    assert torch.equal(found.logits(), logits_RV)
+    row, group = torch.tensor([[0, 2], [1, 1]]), torch.tensor([[0, 3], [n_vocabulary // GROUP - 1, 5]])
+    assert torch.equal(found.look(row, group), expected.look(row, group))

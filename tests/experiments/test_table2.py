@@ -1,0 +1,349 @@
+"""Table 2: the paper's runs are the paper's, costs are counted, and ours are run, gone on with and shown."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from experiments import bundled_model, table2
+from experiments.flops import Lengths, as_the_paper, counted
+from experiments.published import BEST, EN_FR, EN_FR_BIG, TABLE_2, TRAINING
+from experiments.runs import beside, settings_from, shares_of_cores, train_config
+from experiments.table2 import CORPORA, PAPER_RUNS, Paper, how_to_run
+from tests.data.test_prepare import sentences
+from tests.support.command import run_here
+from tests.support.primes import prime_config
+from tests.training.test_training import prepared_folder
+from transduce import Transformer, base, big, override, tiny, with_model
+from transduce.data.prepare import Prepared
+from transduce.paper_check import check_paper
+from transduce.training import run as training_run
+from transduce.training.run import Request, configure
+from transduce.training.trainer import Trainer
+
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
+__all__ = ["prepared_folder"]
+
+
+# The paper's runs
+
+
+def test_the_papers_runs_are_the_papers() -> None:
+    for name, paper in PAPER_RUNS.items():
+        assert paper.differences() == [], name
+        different = {
+            row.setting: row.ours for row in check_paper(paper.config(), paper.size) if row.verdict == "differs"
+        }
+        assert different == paper.stated, "beside En-De, En-Fr differs in what the paper says of it and in nothing else"
+    trains = {name: paper.config().train for name, paper in PAPER_RUNS.items()}
+    assert {name: (train.max_steps, train.average_last) for name, train in trains.items()} == {
+        "en_de_base": (100_000, 5), "en_fr_base": (100_000, 5), "en_de_big": (300_000, 20), "en_fr_big": (300_000, 20),
+    }  # fmt: skip
+    assert [paper.config().model.dropout for paper in PAPER_RUNS.values()] == [0.1, 0.3, 0.1, 0.1]
+    assert [paper.config().model.source_vocab_size for paper in PAPER_RUNS.values()] == [37_000, 37_000, 32_000, 32_000]
+
+
+def test_a_departure_from_the_paper_is_found() -> None:
+    def found(*settings: str, stated: dict[str, Any]) -> list[str]:
+        return [row.setting for row in Paper(lambda: override(big(), settings), "big", "en-fr", stated).differences()]
+
+    assert found("train.adam_beta2=0.997", stated={}) == ["train.adam_beta2"]
+    wrong_vocabulary = [f"{name}=30000" for name in EN_FR]
+    assert found(*wrong_vocabulary, "model.dropout=0.1", stated=EN_FR_BIG) == list(EN_FR)
+
+
+@pytest.mark.parametrize("name", list(PAPER_RUNS))
+def test_the_commands_that_are_printed_make_the_papers_run(
+    name: str, prepared_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table2.main(["--print", name])
+    printed = capsys.readouterr().out
+    assert "differing from the paper: nothing" in printed
+    lines = printed.splitlines()
+    vocabulary = PAPER_RUNS[name].config().model.source_vocab_size
+    assert any(line.startswith("transduce prepare ") and f"--vocab-size {vocabulary} " in line for line in lines)
+    (alone,) = (shlex.split(line) for line in lines if line.startswith("transduce train "))
+    (several,) = (shlex.split(line) for line in lines if line.startswith("torchrun "))
+    asked: list[Any] = []
+
+    def start_ranks(n_ranks: int, arguments: list[str]) -> int:
+        asked.append((n_ranks, arguments))
+        return 0
+
+    monkeypatch.setattr(training_run, "start_ranks", start_ranks)
+    assert run_here(monkeypatch, capsys, *alone[1:])[0] == 0
+    assert asked == [(8, alone[1:])], "eight processes of the same command"
+    assert several[several.index("transduce") + 1 :] == alone[1:-2], "as one machine would, but for their number"
+    settings = [alone[place + 1] for place, word in enumerate(alone) if word == "--set"]
+    request = Request(prepared=str(prepared_folder), size=alone[alone.index("--size") + 1], settings=settings)
+    config, _ = configure(request, Prepared(prepared_folder), None)
+    assert config == with_model(PAPER_RUNS[name].config(), source_vocab_size=300, target_vocab_size=300)
+
+
+@pytest.mark.slow
+def test_a_printed_command_runs_under_torchrun(prepared_folder: Path, tmp_path: Path) -> None:
+    """Two processes on a CPU, all else but the sizes as printed."""
+    (line,) = (line for line in how_to_run("en_fr_big").splitlines() if line.startswith("transduce train "))
+    words = shlex.split(line)
+    words[words.index("--out") + 1], words[words.index("--devices") + 1] = str(tmp_path / "run"), "2"
+    words[2] = str(prepared_folder)
+    sizes = ["model.d_model=32", "model.d_ff=64", "model.d_k=4", "model.d_v=4", "data.batch_tokens=300"]
+    for setting in [*sizes, "train.max_steps=3", "train.valid_translations=0"]:
+        words += ["--set", setting]
+    subprocess.run([sys.executable, "-m", *words, "--device", "cpu", "--quiet"], check=True)
+    settled = training_run.Settled.from_json((tmp_path / "run" / "run.json").read_text())
+    assert settled.about["n_ranks"] == 2
+    assert (settled.config.model.dropout, settled.config.train.average_last) == (0.1, 20)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 3
+
+
+# Costs
+
+
+def test_flops_as_the_paper_are_the_papers() -> None:
+    printed = {cost.name: cost.en_de_flops for cost in TABLE_2}
+    for size, cost in TRAINING.items():
+        flops = as_the_paper(cost.hours * 3600, cost.n_gpus, cost.device)
+        assert f"{flops:.1e}" == f"{printed[f'Transformer ({size})']:.1e}", size
+    assert as_the_paper(60, 1, "cpu, 1 threads") is None
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"d_k": 3, "n_heads": 2}, {"tied_embeddings": "none", "target_vocab_size": 43}]
+)
+def test_products_are_as_many_as_pytorch_counts(changes: dict[str, Any]) -> None:
+    config = prime_config(**changes)
+    model = Transformer(config)
+    lengths_N2 = np.array([[29, 31]] * 3, dtype=np.int32)
+    source_BS, target_BT = (torch.randint(3, 37, (3, n)) for n in (29, 31))  # no padding
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(source_BS, target_BT).logits_BTV.sum().backward()
+    assert counter.get_total_flops() == counted(config, Lengths.of(lengths_N2[:, 0], lengths_N2[:, 1]))
+
+
+# Ours
+
+
+def test_a_configuration_goes_through_the_command_line_and_comes_out_the_same() -> None:
+    for corpus in CORPORA.values():
+        config = corpus.config()
+        settings = settings_from(config, base())
+        assert override(with_model(base(), **vocabulary_of(config)), settings) == config
+
+
+def vocabulary_of(config: Any) -> dict[str, int]:
+    return {f"{side}_vocab_size": getattr(config.model, f"{side}_vocab_size") for side in ("source", "target")}
+
+
+def write_packed(folder: Path, name: str, n: int, seed: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for side, language in enumerate(("de", "en")):
+        lines = "".join(pair[side] + "\n" for pair in sentences(n, seed))
+        (folder / f"{name}.{language}.xz").write_bytes(lzma.compress(lines.encode()))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    for n, (name, size) in enumerate([("train", 400), ("dev", 30), ("test", 12)]):
+        write_packed(folder / "europarl-de-en", name, size, n)
+    write_packed(folder / "newstest" / "de-en", "newstest2014", 12, 5)
+    write_packed(folder / "tatoeba-en-de", "all", 500, 6)
+    return folder
+
+
+TOY = ["model.n_encoder_layers=1", "model.n_decoder_layers=1", "model.d_model=32", "model.d_ff=64", "model.d_k=4",
+       "model.d_v=4", "data.batch_tokens=500", "train.max_steps=6", "train.checkpoint_steps=2", "train.average_last=2",
+       "decode.max_extra_tokens=3"]  # fmt: skip
+
+
+def test_the_command_trains_scores_and_shows(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundled_model, "N_HELD_OUT", 20)
+    monkeypatch.setattr(bundled_model, "VOCABULARY", 300)
+    work, out = tmp_path / "work", tmp_path / "table2.json"
+    command = ["--data", str(data), "--work", str(work), "--out", str(out), "--vocabulary", "300", "--device", "cpu"]
+    command += ["--set", *TOY, "--run", "tatoeba", "europarl"]
+    table2.main(command)
+    tatoeba, europarl = json.loads(out.read_text())["runs"]
+    assert europarl["scores"].keys() == {"newstest2014", "Europarl, held out"}
+    assert tatoeba["scores"]["Tatoeba, held out"]["n_sentences"] == 20
+    for run in (tatoeba, europarl):
+        assert (run["steps"], run["seed"], run["config"]["model"]["dropout"] > 0.1) == (6, 1, True)
+        for of in run["scores"].values():
+            assert of["search"] == "beam 4, length penalty 0.6"
+            assert of["signature"].startswith("nrefs:1|")
+            assert of["interval"][0] <= of["bleu"] <= of["interval"][1]
+        assert run["flops_counted"] > 6 * 6 * 200 * 32 * 300, "more than the vocabulary's share of six steps"
+        assert {"config_hash", "commit", "device", "minutes", "tokens_per_second"} <= run.keys()
+    assert list((work / "runs").iterdir()) == [], "what is written down is not kept"
+    capsys.readouterr()
+    monkeypatch.setattr(table2, "run_one", lambda *_: pytest.fail("it has been run"))
+    table2.main([*command, "--multi30k", str(RESULTS / "multi30k_h200.json")])
+    shown = capsys.readouterr().out
+    assert "| europarl, de-en | newstest2014 | 0.0 | beam 4, length penalty 0.6 |" in shown
+    assert f"| {BEST['europarl', 'newstest2014', 'de-en'].bleu} |" in shown
+    assert "| multi30k tok, en-de | test_2016_flickr |" in shown
+    assert "`nrefs:1|bs:1000|seed:12345|case:mixed|eff:no|tok:none|smooth:exp|version:2.6.0`" in shown
+
+
+def test_a_run_goes_on_where_it_stopped(prepared_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = override(CORPORA["europarl"].config(), [*TOY, "train.seed=3"])
+    real, n_steps = Trainer.take_step, 0
+
+    def take_step(trainer: Any, step: int, share: Any) -> None:
+        nonlocal n_steps
+        if trainer.state.losses:  # not while it is calibrated
+            n_steps += 1
+            if n_steps == 3:
+                raise KeyboardInterrupt
+        real(trainer, step, share)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "take_step", take_step)
+        with pytest.raises(KeyboardInterrupt):
+            train_config(tmp_path / "run", prepared_folder, config, device="cpu")
+    done = train_config(tmp_path / "run", prepared_folder, config, device="cpu")
+    events = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "resumed"] == [4]
+    assert done.ended["steps"] == 6
+
+
+def test_multi30k_is_shown_as_it_was_measured() -> None:
+    found = json.loads((RESULTS / "multi30k_h200.json").read_text())
+    shown = table2.table([], found)
+    bleu = [run["bleu"] for run in found["runs"] if (run["form"], run["direction"]) == ("tok", "en-de")]
+    mean, spread = float(np.mean(bleu)), float(np.std(bleu, ddof=1))
+    (line,) = (line for line in shown.splitlines() if line.startswith("| multi30k tok, en-de |"))
+    assert f"| {mean:.2f} ± {spread:.2f} | 3 |" in line
+    assert line.endswith("| 41.02 |")
+    assert "| beam 5, length penalty 0.6 |" in line
+    assert "41.02, fairseq" in shown
+    assert "| Transformer (base) | 27.3 | 38.1 | 3.3e+18 | 3.3e+18 |" in shown
+
+
+def test_what_a_cpu_did_stands_apart_with_minutes_of_its_own() -> None:
+    """Seeds on a GPU share it; runs on a CPU have cores of their own. A model of another size is compared alike."""
+    run = {
+        "corpus": "europarl", "direction": "de-en", "parameters": 7e6, "minutes": 30.0, "beside": 2, "seed": 1,
+        "tokens_per_second": 5e3, "flops_counted": 1e15, "device": "cpu, 1 threads",
+        "scores": {"newstest2014": {"bleu": 12.5, "interval": [12, 13], "signature": "s", "search": "beam 4"}},
+    }  # fmt: skip
+    results = [{"runs": [run]}, {"runs": [run | {"device": "NVIDIA H200", "corpus": "europarl-big"}]}]
+    on_cpu, on_gpu = (line for line in table2.table(results).splitlines() if line.startswith("| europarl"))
+    assert "| 12.50 (12.0 to 13.0) | 1 | cpu, 1 threads | 30.0 | 5,000 |  | 1.0e+15 | 30.51 |" in on_cpu
+    assert "| 1 | NVIDIA H200 | 15.0 |" in on_gpu
+    assert on_gpu.endswith("| 30.51 |")
+
+
+# What experiments have in common
+
+
+def test_one_that_fails_costs_no_other() -> None:
+    found: list[dict[str, int]] = []
+
+    def collect() -> None:
+        for _, record in beside(1, json.loads, ['{"a": 1}', "nonsense", '{"b": 2}']):
+            found.append(record)
+
+    with pytest.raises(json.JSONDecodeError):
+        collect()
+    assert found == [{"a": 1}, {"b": 2}]
+
+
+def test_none_is_begun_when_it_is_too_late() -> None:
+    assert list(beside(1, json.loads, ["{}"], minutes=-1)) == []
+    assert list(beside(1, json.loads, ["{}"], minutes=1)) == [("{}", {})]
+
+
+BEGIN = """
+from experiments.runs import beside
+from tests.experiments.test_table2 import tell_and_wait
+if __name__ == "__main__":
+    list(beside(1, tell_and_wait, ["{place}"]))
+"""
+
+
+def tell_and_wait(place: str) -> dict[str, Any]:
+    Path(place).write_text(str(os.getpid()))
+    time.sleep(600)
+    return {}
+
+
+def test_a_run_ends_with_the_command_that_began_it(tmp_path: Path) -> None:
+    """Also when that is killed, and can tell nobody."""
+    place = tmp_path / "pid"
+    command = subprocess.Popen([sys.executable, "-c", BEGIN.format(place=place)])
+    wait_until(lambda: place.exists() and place.read_text() != "")
+    run = int(place.read_text())
+    assert is_there(run)
+    command.kill()
+    command.wait()
+    wait_until(lambda: not is_there(run))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    last = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < last
+        time.sleep(0.1)
+
+
+def is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{process}/stat")  # whoever has ended and is not buried yet is not there either
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def cores_of(seconds: float) -> dict[str, Any]:
+    time.sleep(seconds)  # so that all are there at once
+    return {"cores": sorted(os.sched_getaffinity(0)), "n_threads": torch.get_num_threads()}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not tell its cores")
+@pytest.mark.parametrize("n", [1, 2])
+def test_runs_at_once_have_cores_of_their_own(n: int) -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    told = [record for _, record in beside(n, cores_of, [1.0] * 3)]
+    own = [record["cores"] for record in told]
+    n_threads = torch.get_num_threads()
+    assert [record["n_threads"] for record in told] == [min(n_threads, len(cores)) for cores in own]
+    assert len(own) == 3
+    if n == 1 or len(mine) == 1:
+        assert own == [mine] * 3
+    else:
+        shares = sorted({tuple(cores) for cores in own})
+        assert sorted(core for share in shares for core in share) == mine, "each core in one share"
+
+
+def test_more_runs_than_cores_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
+    assert shares_of_cores(5) == [{3}, {5}, {3}, {5}, {3}]
+    assert shares_of_cores(1) == [{3, 5}]
+
+
+def test_settings_tell_all_that_differs() -> None:
+    changed = replace(with_model(base(), norm="pre", attention_window=5), decode=replace(base().decode, beam_size=7))
+    assert settings_from(changed, base()) == ["model.norm=pre", "model.attention_window=5", "decode.beam_size=7"]
+    assert settings_from(base(), changed) == ["model.norm=post", "model.attention_window=None", "decode.beam_size=4"]
+    assert override(changed, settings_from(base(), changed)) == base()
+    assert settings_from(tiny(), with_model(tiny(), source_vocab_size=300, target_vocab_size=300)) == []

@@ -1,0 +1,317 @@
+"""The pass that is written out equals its slow twin: the model, autograd and the loss."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton is for Linux")
+
+from tests.support.primes import prime_config, random_model
+from transduce import ModelConfig, Transformer, ops
+from transduce.errors import DataError
+from transduce.training.passes import cpu
+from transduce.training.passes import cuda as kernels
+from transduce.training.passes.layout import (
+    AttentionInputs,
+    Dropout,
+    NormGradients,
+    Padded,
+    Shape,
+    Side,
+    Sight,
+    pack,
+    padded,
+    unpack,
+)
+from transduce.training.passes.written import WrittenPass, why_not, written_passes
+from transduce.training.recipe import loss, model_loss
+
+LENGTHS = [(3, 5), (9, 2), (1, 1), (70, 13), (4, 67)]
+"""Tokens of source and target. Some reach over two tiles."""
+
+
+def packed_config(**changes: Any) -> ModelConfig:
+    return prime_config(
+        **({"n_heads": 3, "d_k": 16, "d_v": 32, "n_encoder_layers": 1, "n_decoder_layers": 2, "dropout": 0.0} | changes)
+    )
+
+
+def padded_batch(config: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(3)
+    sources, targets = ([torch.randint(3, 37, (lengths[side],)) for lengths in LENGTHS] for side in (0, 1))
+    before = [F.pad(target[:-1], (1, 0), value=config.bos_id) for target in targets]
+    source_BS, target_in_BT, target_out_BT = (
+        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=config.pad_id)
+        for rows in (sources, before, targets)
+    )
+    return source_BS, target_in_BT, target_out_BT
+
+
+def written_gradients(model: Transformer, batch: tuple[Tensor, ...], shape: Shape | None, seed: int = 0) -> Tensor:
+    """By the GPU's operations for a shape, by the CPU's where there is none."""
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    if shape is None:
+        given = padded(batch, [seed], model.config, torch.float32)
+    else:
+        ints = pack([[ids.numpy() for ids in batch]], shape, [seed], model.config)
+        given = unpack(torch.from_numpy(ints), shape)
+    run = WrittenPass(model, longest=71, dtype=torch.float32, own=cpu if shape is None else kernels)
+    return run.add_gradients(given, 0.1, torch.tensor([0.25]))
+
+
+@pytest.mark.parametrize("shape", [None, Shape(101, 97)], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"positions": "learned", "max_positions": 71},
+        {"attention_window": 6},
+        {"tied_embeddings": "two", "target_vocab_size": 43},
+        {"tied_embeddings": "none", "target_vocab_size": 43},
+        {"bos_id": 0},
+        {"norm_eps": 0.1},
+    ],
+    ids=str,
+)
+def test_the_same_loss_and_gradients_as_the_model_and_autograd(changes: dict[str, Any], shape: Shape | None) -> None:
+    config = packed_config(**changes) if shape else packed_config(**changes, d_v=16)
+    if reason := why_not(config, "cuda" if shape else "cpu"):
+        pytest.skip(f"goes the plain way: {reason}")
+    batch = padded_batch(config)
+    fast = random_model(config, torch.float32).train()
+    slow = copy.deepcopy(fast).double()
+    expected = model_loss(slow, *batch, 0.1, in_chunks=False)
+    (expected * 0.25).backward()
+    found = written_gradients(fast, batch, shape)
+    torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-5, atol=0)
+    for (name, p), q in zip(slow.named_parameters(), fast.parameters(), strict=True):
+        assert_near(q.grad, p.grad, name)
+
+
+def test_batches_one_behind_another_are_packed_as_one() -> None:
+    config = packed_config()
+    ids = [ids_BN.numpy() for ids_BN in padded_batch(config)]
+    whole = pack([ids], Shape(101, 97), [0], config)
+    parts = [[ids[0][:3, :9], *(of[:3, :5] for of in ids[1:])], [of[3:] for of in ids]]
+    assert np.array_equal(pack(parts, Shape(101, 97), [0], config), whole)
+    assert not np.array_equal(pack(parts[::-1], Shape(101, 97), [0], config), whole)
+
+
+def test_learned_positions_that_end_too_soon_are_told_before_the_first_pass() -> None:
+    model = random_model(packed_config(positions="learned", max_positions=70), torch.float32)
+    with pytest.raises(DataError, match=r"a sentence has 71 tokens, but model\.max_positions is 70: raise it"):
+        WrittenPass(model, 71, torch.float32, kernels)
+
+
+def assert_near(found: Tensor | None, expected: Tensor | None, name: str, tolerance: float = 1e-4) -> None:
+    assert found is not None
+    assert expected is not None
+    assert (found - expected).norm() <= tolerance * expected.norm(), name
+
+
+@pytest.mark.parametrize("n_threads", [2, 3, 9])
+def test_workers_share_a_batch_and_add_up(n_threads: int) -> None:
+    """Five sentences, so that some of the workers have none. Gradients are added to, twice."""
+    config = packed_config(d_v=16)
+    batch, found = padded_batch(config), []
+    for n in (1, n_threads):
+        model = random_model(config, torch.float32).train()
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        passes = written_passes(model, 71, torch.float32, 500, 0.1, n)
+        loss_sum = passes.add_gradients([batch], [1], 0.5) + passes.add_gradients([batch], [2], 0.5)
+        found.append([loss_sum, *(p.grad for p in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        assert_near(one, other, "", 1e-5)
+
+
+def test_with_dropout_workers_repeat_to_the_bit() -> None:
+    config = packed_config(d_v=16, dropout=0.3)
+    batch, found = padded_batch(config), []
+    for seed in (1, 1, 2):
+        model = random_model(config, torch.float32).train()
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        loss_sum = written_passes(model, 71, torch.float32, 500, 0.1, 2).add_gradients([batch], [seed], 1.0)
+        found.append([loss_sum, *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert all(map(torch.equal, found[0], found[1]))
+    assert not any(map(torch.equal, found[0], found[2]))
+
+
+def test_in_bfloat16_it_is_as_near_as_autograd_is() -> None:
+    config = packed_config(d_v=16)
+    source_BS, target_in_BT, target_out_BT = batch = padded_batch(config)
+    fast = random_model(config, torch.float32).train()
+    usual, exact = copy.deepcopy(fast), copy.deepcopy(fast).double()
+    for p in fast.parameters():
+        p.grad = torch.zeros_like(p)
+    given = padded(batch, [1], config, torch.bfloat16)
+    WrittenPass(fast, 71, torch.bfloat16, cpu).add_gradients(given, 0.1, torch.ones(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        model_loss(usual, source_BS, target_in_BT, target_out_BT, 0.1, in_chunks=False).backward()
+    model_loss(exact, source_BS, target_in_BT, target_out_BT, 0.1, in_chunks=False).backward()
+
+    def distance(model: Transformer) -> float:
+        pairs = [(p.grad, q.grad) for p, q in zip(model.parameters(), exact.parameters(), strict=True)]
+        return statistics.mean(float((a - b).norm() / b.norm()) for a, b in pairs if a is not None and b is not None)
+
+    assert 0 < distance(fast) < 1.5 * distance(usual) < 0.5
+
+
+def test_padding_behind_the_tokens_changes_nothing() -> None:
+    config = packed_config(dropout=0.3)
+    batch, found = padded_batch(config), []
+    for shape in (Shape(87, 88), Shape(192, 128)):
+        model = random_model(config, torch.float32).train()
+        found.append([written_gradients(model, batch, shape), *(p.grad for p in model.parameters())])
+    for a, b in zip(*found, strict=True):
+        assert_near(a, b, "")
+
+
+def dropout_at(place: int, p: float) -> Dropout:
+    return Dropout(p, torch.tensor([5, -123456789, 2**31 - 1, 77], dtype=torch.int32), place)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize("shape", [(7, 22), (33, 64), (1100, 8)])
+def test_add_and_norm_there_and_back(p: float, shape: tuple[int, int]) -> None:
+    torch.manual_seed(1)
+    x, y, grad = (torch.randn(shape) for _ in range(3))
+    gain, bias = torch.randn(shape[1]), torch.randn(shape[1])
+    dropout = dropout_at(1, p)
+    out, normed = kernels.add_and_norm(x, y, gain, bias, 1e-3, dropout)
+    sums = NormGradients(torch.ones(shape[1]), torch.ones(shape[1]), torch.ones(shape[1]))
+    found = [*kernels.add_and_norm_backward(grad, normed, gain, bias, sums), *(of - 1 for of in sums if of is not None)]
+
+    given = [tensor.double().requires_grad_() for tensor in (x, y, gain, bias)]
+    mask = dropout.kept(shape)
+    expected = F.layer_norm(given[0] + given[1] * mask, shape[1:], given[2], given[3], 1e-3)
+    expected.backward(grad.double())
+    assert_near(out, expected.detach(), "out", 1e-5)
+    for name, a, b in zip(["x", "y", "gain", "bias"], found, given, strict=False):
+        assert_near(a, b.grad, name, 1e-5)
+    assert given[1].grad is not None
+    assert_near(found[4], given[1].grad.sum(0), "sum of y", 1e-5)
+
+
+def test_embedding_there_and_back() -> None:
+    torch.manual_seed(1)
+    ids, positions = torch.randint(0, 11, (40,), dtype=torch.int32), torch.randint(0, 5, (40,), dtype=torch.int32)
+    table, position_table, dropout = torch.randn(11, 22), torch.randn(5, 22), dropout_at(2, 0.25)
+    side = Side(ids, positions)
+    found, saved = kernels.embed(side, table, position_table, dropout, torch.float32)
+    mask = dropout.kept((40, 22))
+    assert_near(found, (table[ids.long()] * 22**0.5 + position_table[positions.long()]) * mask, "out", 1e-6)
+    grads = torch.ones(11, 22), torch.ones(5, 22)
+    kernels.embed_backward(found, side, saved, *grads)
+    for grad, at, factor in ((grads[0], ids, 22**0.5), (grads[1], positions, 1.0)):
+        expected = torch.ones_like(grad).index_add_(0, at, found * mask, alpha=factor)
+        assert_near(grad, expected, "back", 1e-5)
+
+
+def test_dropout_takes_its_share_and_no_two_places_or_keys_take_the_same() -> None:
+    p, shape = 0.3, (200, 64)
+    keys = [torch.from_numpy(np.random.SeedSequence([seed]).generate_state(2).view(np.int32)) for seed in (1, 2)]
+    masks = [Dropout(p, own, place).kept(shape) > 0 for own in keys for place in (0, 1)]
+    for mask in masks:
+        assert abs(float(mask.float().mean()) - 0.7) < 4 * (0.21 / mask.numel()) ** 0.5
+        for one, other in ((mask[:, 1:], mask[:, :-1]), (mask[1:], mask[:-1])):  # neighbours know nothing of each other
+            assert abs(float((one == other).float().mean()) - 0.58) < 4 * (0.25 / one.numel()) ** 0.5
+    for i, mask in enumerate(masks):
+        for other in masks[:i]:
+            assert abs(float((mask == other).float().mean()) - 0.58) < 4 * (0.25 / mask.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("sight", ["everything", "nothing", "gaps"])
+def test_attention_there_and_back_with_any_sight(sight: str) -> None:
+    """Queries and keys are parts of wider tensors, as they are in a pass."""
+    torch.manual_seed(1)
+    n, m, n_heads, d_v = 70, 140, 2, 32
+    wide = [torch.randn(n, 50), torch.randn(m, 130)]
+    inputs = AttentionInputs(wide[0][:, 3:35], wide[1][:, 5:37], wide[1][:, 40:104])
+    first_N = torch.zeros(n, dtype=torch.int32) if sight != "gaps" else torch.randint(0, 100, (n,), dtype=torch.int32)
+    reach = {"everything": m, "nothing": 0, "gaps": 40}[sight]
+    last_N = (first_N + reach).clamp(max=m)
+    visible_NM = (torch.arange(m) >= first_N[:, None]) & (torch.arange(m) < last_N[:, None])
+    # As wide as need be: what is seen of it is told exactly by the queries.
+    seen = Sight(first_N, last_N, torch.zeros(m, dtype=torch.int32), torch.full((m,), n, dtype=torch.int32))
+    attended = kernels.attend(inputs, seen, n_heads)
+    grad_NP = torch.randn(n, n_heads * d_v)
+    grads = AttentionInputs(*(torch.full_like(x, torch.nan) for x in inputs))
+    kernels.attend_backward(grad_NP, inputs, attended, seen, n_heads, grads)
+
+    given = [x.double().requires_grad_() for x in inputs]
+    heads = [x.unflatten(1, (n_heads, -1)).transpose(0, 1)[None] for x in given]
+    expected, _ = ops.attend(heads[0], heads[1], heads[2], ops.Visible(visible_NM[None]), 0.0)
+    expected_NP = expected[0].transpose(0, 1).flatten(1)
+    expected_NP.backward(grad_NP.double())
+    torch.testing.assert_close(attended.head_NP.double(), expected_NP.detach(), rtol=1e-4, atol=1e-5)
+    for a, b in zip(grads, given, strict=True):
+        assert b.grad is not None
+        torch.testing.assert_close(a.double(), b.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("by_products", [False, True])
+def test_attention_there_and_back_on_a_cpu(by_products: bool, is_causal: bool) -> None:
+    torch.manual_seed(1)
+    n_sentences, n_keys, n_heads, d_k = 3, 7, 2, 5
+    n_queries = n_keys if is_causal else 11
+    wide = [torch.randn(n_sentences * n, 37) for n in (n_queries, n_keys)]
+    inputs = AttentionInputs(wide[0][:, 3:13], wide[1][:, 5:15], wide[1][:, 20:30])
+    token_BM = torch.arange(n_keys) < torch.tensor([n_keys, 1, 4])[:, None]
+    hidden_B11M = None if is_causal else torch.zeros(token_BM.shape).masked_fill(~token_BM, -torch.inf)[:, None, None]
+    sight = Padded(n_sentences, hidden_B11M, is_causal)
+    attended = (cpu.attend_by_products if by_products else cpu.attend)(inputs, sight, n_heads)
+    assert isinstance(attended, cpu.Weighed if by_products else cpu.Attended)
+    grad_NP = torch.randn(n_sentences * n_queries, n_heads * d_k)
+    grads = AttentionInputs(*(torch.full_like(x, torch.nan) for x in inputs))
+    cpu.attend_backward(grad_NP, inputs, attended, sight, n_heads, grads)
+
+    given = [x.double().requires_grad_() for x in inputs]
+    heads = [x.view(n_sentences, -1, n_heads, d_k).transpose(1, 2) for x in given]
+    visible = ops.Visible(look_ahead=False) if is_causal else ops.Visible(token_BM[:, None])
+    expected, _ = ops.attend(heads[0], heads[1], heads[2], visible, 0.0)
+    expected_NP = expected.transpose(1, 2).flatten(2).flatten(0, 1)
+    expected_NP.backward(grad_NP.double())
+    torch.testing.assert_close(attended.head_NP.double(), expected_NP.detach(), rtol=1e-4, atol=1e-5)
+    for a, b in zip(grads, given, strict=True):
+        assert b.grad is not None
+        torch.testing.assert_close(a.double(), b.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_vocabulary", [11, 4096, 5000])
+def test_the_loss_and_its_gradient(n_vocabulary: int) -> None:
+    """Some logits are too large for exp."""
+    torch.manual_seed(1)
+    logits_NV, target_N = torch.randn(9, n_vocabulary) * 5, torch.randint(1, 11, (9,), dtype=torch.int32)
+    logits_NV[0] += 1000
+    target_N[[2, 8]] = 0
+    given_NV = logits_NV.double().requires_grad_()
+    expected, _ = loss(given_NV[None], target_N[None].long(), 0.1, 0)
+    expected.backward()
+    assert given_NV.grad is not None
+    loss_N = kernels.loss_and_gradient_(logits_NV, target_N, 0.1, 0, torch.tensor([0.5]))
+    torch.testing.assert_close(loss_N.sum().double(), expected.detach(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(logits_NV.double(), given_NV.grad * 0.5, rtol=1e-3, atol=1e-6)
+
+
+def test_what_the_kernels_do_not_know_is_said() -> None:
+    assert why_not(packed_config(), "cuda") is None
+    for changes in (
+        {"norm": "pre"}, {"activation": "gelu"}, {"attention_dropout": 0.1}, {"ffn_dropout": 0.1},
+        {"attention_bias": True}, {"output_bias": True}, {"d_k": 7},
+    ):  # fmt: skip
+        assert why_not(packed_config(**changes), "cuda") is not None, changes
+    assert why_not(packed_config(d_v=16), "cpu") is None
+    assert why_not(packed_config(attention_window=3, d_v=16), "cpu") is not None
+    assert why_not(packed_config(), "cpu") is not None

@@ -1,0 +1,119 @@
+"""The model that comes with the package: it is whole, small, as good as its card says, and used where none is named."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from experiments.bundled_model import LANGUAGES, groups
+from transduce import Translator, load_model, save_model
+from transduce.data.corpora import read_lines
+from transduce.engines.native.library import Precision
+from transduce.evaluation.metrics import bleu
+from transduce.model_folder.format import BUNDLED_MODEL, CARD, CONFIG, WEIGHTS, find_model
+
+FOLDER = find_model(Path(BUNDLED_MODEL))
+PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
+
+
+def transduce(*arguments: str, given: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "transduce", *arguments], input=given, capture_output=True, text=True, cwd=cwd
+    )
+
+
+def heldout() -> list[list[str]]:
+    return [[line.decode() for line in read_lines(FOLDER / f"heldout.{language}.xz")] for language in LANGUAGES]
+
+
+def scores() -> dict[str, tuple[float, list[float]]]:
+    (entry,) = json.loads((FOLDER / CARD).read_text())["scores"]
+    return {score["name"]: (score["value"], score["interval"]) for score in entry["scores"]}
+
+
+def test_it_is_small_and_its_card_has_scores_with_intervals() -> None:
+    assert (FOLDER / WEIGHTS).stat().st_size < 20e6
+    assert {W.dtype for W in load_file(FOLDER / WEIGHTS).values()} == {torch.float16}
+    for name in ("BLEU", "chrF++"):
+        value, (low, high) = scores()[name]
+        assert low < value < high
+        assert f"{name} {value:.1f} ({low:.1f} to {high:.1f})" in (FOLDER / "CARD.md").read_text()
+    assert "CC-BY" in (FOLDER / "CARD.md").read_text()
+
+
+def test_it_translates_what_it_never_saw() -> None:
+    sources, references = (lines[:100] for lines in heldout())
+    found = Translator.load(device="cpu").translate(sources)
+    assert bleu([one.text for one in found], references, n_bootstrap=0).value > 45
+
+
+@pytest.mark.slow
+def test_it_is_as_good_as_its_card_says() -> None:
+    sources, references = heldout()
+    found = Translator.load(device="cpu").translate(sources)
+    score = bleu([one.text for one in found], references, n_bootstrap=0)
+    assert abs(score.value - scores()["BLEU"][0]) < 0.1
+
+
+@pytest.mark.parametrize("arguments", [[], ["-"], ["in.de"], [BUNDLED_MODEL], [BUNDLED_MODEL, "in.de"]], ids=str)
+def test_where_no_model_is_named_it_translates(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "in.de").write_text("Ich bin müde.\n")
+    done = transduce("translate", *arguments, "--device", "cpu", given="Ich bin müde.\n", cwd=tmp_path)
+    assert done.stdout == "I'm tired.\n"
+    assert (BUNDLED_MODEL in done.stderr) == (BUNDLED_MODEL not in arguments)
+
+
+def test_eight_bits_say_the_same_of_simple_things(tmp_path: Path) -> None:
+    done = transduce("translate", "--dtype", "int8", "--device", "cpu", "-q", given="Ich bin müde.\n", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("I'm tired.\n", "")
+    sources, references = (lines[:100] for lines in heldout())
+    scores = [
+        bleu([one.text for one in Translator.load(device="cpu", precision=precision).translate(sources)], references,
+             n_bootstrap=0).value
+        for precision in PRECISIONS
+    ]  # fmt: skip
+    assert abs(scores[0] - scores[1]) < 2
+    assert scores[0] != scores[1]
+
+
+def test_a_folder_of_that_name_comes_first(tmp_path: Path) -> None:
+    (tmp_path / BUNDLED_MODEL).mkdir()
+    done = transduce("translate", BUNDLED_MODEL, given="Ja.\n", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"transduce: .* cannot be read \(.*\): give a model folder\n", done.stderr)
+
+
+def test_what_is_neither_model_nor_file_is_one_line(tmp_path: Path) -> None:
+    done = transduce("translate", "run", given="Ja.\n", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+def test_scoring_it_leaves_the_package_as_it_is(tmp_path: Path) -> None:
+    for side, lines in zip(LANGUAGES, heldout(), strict=True):
+        (tmp_path / side).write_text("".join(f"{line}\n" for line in lines[:20]))
+    before = (FOLDER / CARD).read_bytes()
+    done = transduce("evaluate", BUNDLED_MODEL, "--source", "de", "--reference", "en", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["n_sentences"] == 20
+    assert (FOLDER / CARD).read_bytes() == before
+
+
+def test_half_precision_is_read_as_float32_by_anybody(tmp_path: Path) -> None:
+    own, config = load_model(FOLDER)
+    save_model(tmp_path / "copy", own, config, dtype=torch.float16)
+    found, _ = load_model(tmp_path / "copy")
+    for p, q in zip(own.parameters(), found.parameters(), strict=True):
+        assert torch.equal(p, q)
+        assert q.dtype == torch.float32
+    assert (tmp_path / "copy" / WEIGHTS).stat().st_mode == (tmp_path / "copy" / CONFIG).stat().st_mode
+
+
+def test_what_hangs_together_is_held_out_together() -> None:
+    pairs = [(b"a", b"1"), (b"b", b"2"), (b"b", b"3"), (b"c", b"3"), (b"a", b"4"), (b"d", b"5")]
+    assert groups(pairs) == [0, 1, 1, 1, 0, 5]
