@@ -62,8 +62,8 @@ def load_translator(
     """With the model's own way of decoding, changed by flags and then by `--set`."""
     import torch
 
-    from transduce.runtime import check_device, configure, default_device
     from transduce.model_folder.format import load_config, model_folder
+    from transduce.runtime import check_device, configure, default_device
     from transduce.translation.translator import Translator
 
     for setting in settings:
