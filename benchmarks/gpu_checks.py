@@ -43,8 +43,10 @@ def check_attention() -> list[dict[str, Any]]:
         token_B1M[1, :, 200:] = False
         token_B1M[2] = False
         visible = {
-            "fused": Visible(token_B1M), "causal": Visible(look_ahead=False), "window": Visible(token_B1M, window=64),
-        }[way]  # fmt: skip
+            "fused": Visible(token_B1M),
+            "causal": Visible(look_ahead=False),
+            "window": Visible(token_B1M, window=64),
+        }[way]
         head = (attend_window if way == "window" else attend_fused)(query, key, value, visible, 0.0)
         query, key, value = exact = [x.detach().double().requires_grad_() for x in inputs]
         expected, _ = attend(query, key, value, visible, 0.0)
@@ -53,11 +55,19 @@ def check_attention() -> list[dict[str, Any]]:
         expected_gradients = torch.autograd.grad((expected * direction.double()).sum(), exact)
         distances = [distance(a, b) for a, b in zip((head, *gradients), (expected, *expected_gradients), strict=True)]
         hidden_is_zero = way == "causal" or not any(x[2].any().item() for x in (head, *gradients))
-        checks.append({
-            "check": "attention", "way": way, "dtype": str(dtype), "d_k": d_k, "d_v": d_v,
-            "distance": max(distances), "bound": BOUNDS[dtype], "hidden_is_zero": hidden_is_zero,
-            "passed": max(distances) < BOUNDS[dtype] and hidden_is_zero,
-        })  # fmt: skip
+        checks.append(
+            {
+                "check": "attention",
+                "way": way,
+                "dtype": str(dtype),
+                "d_k": d_k,
+                "d_v": d_v,
+                "distance": max(distances),
+                "bound": BOUNDS[dtype],
+                "hidden_is_zero": hidden_is_zero,
+                "passed": max(distances) < BOUNDS[dtype] and hidden_is_zero,
+            }
+        )
     return checks
 
 

@@ -53,8 +53,12 @@ def batch_of(config: ModelConfig, n_tokens: int, longest: int, seed: int = 0) ->
     rng, pairs, n = np.random.default_rng(seed), [], 0
     while n < n_tokens:
         lengths = rng.integers(1, longest, 2)
-        pairs.append((rng.integers(3, config.source_vocab_size, lengths[0]).tolist(),
-                      rng.integers(3, config.target_vocab_size, lengths[1]).tolist()))  # fmt: skip
+        pairs.append(
+            (
+                rng.integers(3, config.source_vocab_size, lengths[0]).tolist(),
+                rng.integers(3, config.target_vocab_size, lengths[1]).tolist(),
+            )
+        )
         n += max(lengths) + 1
     return [torch.from_numpy(ids) for ids in make_batch(pairs, config)[:3]]
 
@@ -88,10 +92,14 @@ def check_gradients(name: str, changes: dict[str, Any]) -> dict[str, Any]:
     loss_distance = abs(float(loss_sum) / float(expected) - 1)
     is_near = found.mean() < MEAN_NO_WORSE_THAN * usual.mean() and found.max() < LARGEST_NO_WORSE_THAN * usual.max()
     return {
-        "check": f"gradients, {name}", "mean_distance": float(found.mean()), "largest_distance": float(found.max()),
-        "mean_of_autograd": float(usual.mean()), "largest_of_autograd": float(usual.max()), "loss": loss_distance,
+        "check": f"gradients, {name}",
+        "mean_distance": float(found.mean()),
+        "largest_distance": float(found.max()),
+        "mean_of_autograd": float(usual.mean()),
+        "largest_of_autograd": float(usual.max()),
+        "loss": loss_distance,
         "passed": bool(is_near) and loss_distance < 2e-3,
-    }  # fmt: skip
+    }
 
 
 def check_repeats() -> dict[str, Any]:
@@ -112,12 +120,21 @@ def check_repeats() -> dict[str, Any]:
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
     first, second, again, other, both = (
-        gradients(one), gradients(two), gradients(one), gradients(one, seed=2), gradients(one, two)
-    )  # fmt: skip
+        gradients(one),
+        gradients(two),
+        gradients(one),
+        gradients(one, seed=2),
+        gradients(one, two),
+    )
     same, differs = all(map(torch.equal, first, again)), not any(map(torch.equal, first, other))
     off = max(float((c - a - b).norm() / (a + b).norm()) for a, b, c in zip(first, second, both, strict=True))
-    return {"check": "repeats to the bit", "same": same, "another_seed_differs": differs, "sum_is_off_by": off,
-            "passed": same and differs and off < 1e-5}  # fmt: skip
+    return {
+        "check": "repeats to the bit",
+        "same": same,
+        "another_seed_differs": differs,
+        "sum_is_off_by": off,
+        "passed": same and differs and off < 1e-5,
+    }
 
 
 def check_dropout() -> dict[str, Any]:
@@ -150,11 +167,13 @@ def synthetic(config: RunConfig, n_tokens: int, n_steps: int = 30) -> dict[str, 
         torch.cuda.synchronize()
     kernels = sorted(found.key_averages(), key=lambda e: -e.self_device_time_total)
     return {
-        "d_model": config.model.d_model, "tokens": n_tokens, "milliseconds": milliseconds,
+        "d_model": config.model.d_model,
+        "tokens": n_tokens,
+        "milliseconds": milliseconds,
         "target_tokens_per_second": n_tokens / milliseconds * 1e3,
         "kernels": [[e.key[:90], round(e.self_device_time_total / 1e3, 3), e.count] for e in kernels[:25]],
         "memory_bytes": memory_bytes,
-    }  # fmt: skip
+    }
 
 
 def time_of(step: Callable[[], None], n: int) -> float:
@@ -170,8 +189,7 @@ def time_of(step: Callable[[], None], n: int) -> float:
 
 
 def main(
-    out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
-    tokens: int = 25_600,
+    out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None, tokens: int = 25_600
 ) -> None:
     configure(DEVICE)
     result: dict[str, Any] = {

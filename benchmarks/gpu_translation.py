@@ -45,17 +45,22 @@ def main() -> None:
             seconds = time.perf_counter() - start
             texts = [translation.text for translation in found]
             score = bleu(texts, references, 0)
-            rows.append({
-                "dtype": name, "steps_by": type(translator.stepper).__name__, "batch_size": batch_size,
-                "sentences_per_second": len(texts) / seconds,
-                "changed": sum(a != b for a, b in zip(texts, first.setdefault(name, texts), strict=True)),
-                "changed_and_not_flagged": sum(
-                    a.text != b and "close" not in a.flags for a, b in zip(found, first[name], strict=True)
-                ),
-                "flagged_close": sum("close" in translation.flags for translation in found),
-                "other_than_float32": sum(a != b for a, b in zip(texts, first["float32"], strict=True)),
-                "bleu": score.value, "signature": score.signature,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "dtype": name,
+                    "steps_by": type(translator.stepper).__name__,
+                    "batch_size": batch_size,
+                    "sentences_per_second": len(texts) / seconds,
+                    "changed": sum(a != b for a, b in zip(texts, first.setdefault(name, texts), strict=True)),
+                    "changed_and_not_flagged": sum(
+                        a.text != b and "close" not in a.flags for a, b in zip(found, first[name], strict=True)
+                    ),
+                    "flagged_close": sum("close" in translation.flags for translation in found),
+                    "other_than_float32": sum(a != b for a, b in zip(texts, first["float32"], strict=True)),
+                    "bleu": score.value,
+                    "signature": score.signature,
+                }
+            )
             print(rows[-1], flush=True)
     if options.out:
         result = {"lines": len(sources), "beam": translator.settings.beam_size, "rows": rows}

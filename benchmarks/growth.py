@@ -72,14 +72,16 @@ def draw(out: Path, result: dict[str, Any]) -> None:
         return {name: line for name, line in found.items() if line}
 
     line_chart(
-        out.with_name(f"{out.stem}_seconds.svg"), f"A step of training, {result['size']}",
-        "target tokens in a batch", "seconds", lines("by_tokens", "tokens", "seconds", 1.0),
-    )  # fmt: skip
+        out.with_name(f"{out.stem}_seconds.svg"),
+        f"A step of training, {result['size']}",
+        "target tokens in a batch",
+        "seconds",
+        lines("by_tokens", "tokens", "seconds", 1.0),
+    )
     if memory := lines("by_size", "n_parameters", "memory_bytes", 1e-9):
         line_chart(
-            out.with_name(f"{out.stem}_memory.svg"), "Memory of training, most at once",
-            "parameters", "GB", memory,
-        )  # fmt: skip
+            out.with_name(f"{out.stem}_memory.svg"), "Memory of training, most at once", "parameters", "GB", memory
+        )
 
 
 if __name__ == "__main__":

@@ -38,9 +38,14 @@ class TorchTransformer(Embedded):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.transformer = nn.Transformer(
-            config.d_model, config.n_heads, config.n_encoder_layers, config.n_decoder_layers, config.d_ff,
-            config.dropout, batch_first=True,
-        )  # fmt: skip
+            config.d_model,
+            config.n_heads,
+            config.n_encoder_layers,
+            config.n_decoder_layers,
+            config.d_ff,
+            config.dropout,
+            batch_first=True,
+        )
         # The paper has no dropout on attention weights and inside the feed-forward network; it costs time.
         for layer in (*self.transformer.encoder.layers, *self.transformer.decoder.layers):
             layer.dropout.p = layer.self_attn.dropout = 0.0
@@ -51,9 +56,13 @@ class TorchTransformer(Embedded):
         hidden_BS = source_BS == self.config.pad_id
         ahead_TT = torch.ones(2 * target_in_BT.shape[1:], dtype=torch.bool, device=source_BS.device).triu(1)
         x_BTD = self.transformer(
-            self.embed(source_BS), self.embed(target_in_BT), tgt_mask=ahead_TT, tgt_is_causal=True,
-            src_key_padding_mask=hidden_BS, memory_key_padding_mask=hidden_BS,
-        )  # fmt: skip
+            self.embed(source_BS),
+            self.embed(target_in_BT),
+            tgt_mask=ahead_TT,
+            tgt_is_causal=True,
+            src_key_padding_mask=hidden_BS,
+            memory_key_padding_mask=hidden_BS,
+        )
         return F.linear(x_BTD, self.embedding.weight)
 
 
@@ -65,14 +74,26 @@ class Marian(nn.Module):
         from transformers import MarianConfig, MarianMTModel
 
         settings = MarianConfig(
-            vocab_size=config.target_vocab_size, d_model=config.d_model,
-            encoder_layers=config.n_encoder_layers, decoder_layers=config.n_decoder_layers,
-            encoder_attention_heads=config.n_heads, decoder_attention_heads=config.n_heads,
-            encoder_ffn_dim=config.d_ff, decoder_ffn_dim=config.d_ff, activation_function="relu",
-            dropout=config.dropout, attention_dropout=0.0, activation_dropout=0.0, scale_embedding=True,
-            max_position_embeddings=512, pad_token_id=config.pad_id, eos_token_id=config.eos_id,
-            decoder_start_token_id=config.bos_id, forced_eos_token_id=None, use_cache=False,
-        )  # fmt: skip
+            vocab_size=config.target_vocab_size,
+            d_model=config.d_model,
+            encoder_layers=config.n_encoder_layers,
+            decoder_layers=config.n_decoder_layers,
+            encoder_attention_heads=config.n_heads,
+            decoder_attention_heads=config.n_heads,
+            encoder_ffn_dim=config.d_ff,
+            decoder_ffn_dim=config.d_ff,
+            activation_function="relu",
+            dropout=config.dropout,
+            attention_dropout=0.0,
+            activation_dropout=0.0,
+            scale_embedding=True,
+            max_position_embeddings=512,
+            pad_token_id=config.pad_id,
+            eos_token_id=config.eos_id,
+            decoder_start_token_id=config.bos_id,
+            forced_eos_token_id=None,
+            use_cache=False,
+        )
         self.pad_id, self.model = config.pad_id, MarianMTModel(settings)
 
     def forward(self, source_BS: Tensor, target_in_BT: Tensor) -> Tensor:
@@ -92,9 +113,14 @@ class JoeyNMT(nn.Module):
         from joeynmt.transformer_layers import MultiHeadedAttention
 
         settings: dict[str, Any] = {
-            "hidden_size": config.d_model, "ff_size": config.d_ff, "num_heads": config.n_heads, "activation": "relu",
-            "layer_norm": "post", "dropout": config.dropout, "emb_dropout": config.dropout,
-        }  # fmt: skip
+            "hidden_size": config.d_model,
+            "ff_size": config.d_ff,
+            "num_heads": config.n_heads,
+            "activation": "relu",
+            "layer_norm": "post",
+            "dropout": config.dropout,
+            "emb_dropout": config.dropout,
+        }
         vocab_size, self.pad_id = config.target_vocab_size, config.pad_id
         self.embedding = Embeddings(config.d_model, scale=True, vocab_size=vocab_size, padding_idx=config.pad_id)
         self.encoder = TransformerEncoder(num_layers=config.n_encoder_layers, **settings)
@@ -111,9 +137,14 @@ class JoeyNMT(nn.Module):
         visible_B1S, visible_B1T = ((ids != self.pad_id)[:, None] for ids in (source_BS, target_in_BT))
         memory_BSD, _ = self.encoder(self.embedding(source_BS), None, visible_B1S)
         logits_BTV, *_ = self.decoder(
-            self.embedding(target_in_BT), memory_BSD, encoder_hidden=None, src_mask=visible_B1S,
-            unroll_steps=target_in_BT.shape[1], hidden=None, trg_mask=visible_B1T,
-        )  # fmt: skip
+            self.embedding(target_in_BT),
+            memory_BSD,
+            encoder_hidden=None,
+            src_mask=visible_B1S,
+            unroll_steps=target_in_BT.shape[1],
+            hidden=None,
+            trg_mask=visible_B1T,
+        )
         return logits_BTV  # type: ignore[no-any-return]
 
 
@@ -128,14 +159,23 @@ class Eole(nn.Module):
 
         settings = TransformerModelConfig(
             encoder={
-                "layers": config.n_encoder_layers, "encoder_layer_style": "postnorm", "final_encoder_layer_norm": False
+                "layers": config.n_encoder_layers,
+                "encoder_layer_style": "postnorm",
+                "final_encoder_layer_norm": False,
             },
             decoder={"layers": config.n_decoder_layers},
             embeddings={"word_vec_size": config.d_model, "position_encoding_type": "SinusoidalInterleaved"},
-            hidden_size=config.d_model, transformer_ff=config.d_ff, heads=config.n_heads, head_dim=config.d_k,
-            mlp_activation_fn="relu", add_ffnbias=True, norm_eps=config.norm_eps,
-            share_embeddings=True, share_decoder_embeddings=True, generator_bias=False,
-        )  # fmt: skip
+            hidden_size=config.d_model,
+            transformer_ff=config.d_ff,
+            heads=config.n_heads,
+            head_dim=config.d_k,
+            mlp_activation_fn="relu",
+            add_ffnbias=True,
+            norm_eps=config.norm_eps,
+            share_embeddings=True,
+            share_decoder_embeddings=True,
+            generator_bias=False,
+        )
         running = TrainingConfig(dropout=[config.dropout], attention_dropout=[0.0], param_init_method="xavier_uniform")
         ids = {str(i): i for i in range(config.target_vocab_size)}
         vocabularies = {"src": ids, "tgt": ids, "specials": {"pad_token": str(config.pad_id)}}
@@ -198,7 +238,11 @@ class _ObviousLayer(nn.Module):
 
 
 PEERS: dict[str, type[nn.Module]] = {
-    "nn.Transformer": TorchTransformer, "Marian": Marian, "JoeyNMT": JoeyNMT, "eole": Eole, "obvious": Obvious
-}  # fmt: skip
+    "nn.Transformer": TorchTransformer,
+    "Marian": Marian,
+    "JoeyNMT": JoeyNMT,
+    "eole": Eole,
+    "obvious": Obvious,
+}
 PACKAGES = {"Marian": "transformers", "JoeyNMT": "joeynmt", "eole": "eole"}
 """What the others need beside PyTorch."""

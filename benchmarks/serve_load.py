@@ -181,8 +181,11 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def told(name: str, of: dict[str, Any]) -> None:
-    print(f"{name:38} {statistics.median(of['per_second']):8.1f} requests/s   p50 {of['p50_ms']:7.1f} ms   "
-          f"p99 {of['p99_ms']:7.1f} ms   {of['codes']}", flush=True)  # fmt: skip
+    print(
+        f"{name:38} {statistics.median(of['per_second']):8.1f} requests/s   p50 {of['p50_ms']:7.1f} ms   "
+        f"p99 {of['p99_ms']:7.1f} ms   {of['codes']}",
+        flush=True,
+    )
 
 
 class Bench(NamedTuple):
@@ -202,9 +205,11 @@ class Bench(NamedTuple):
         flags = limits(*NO_RATE)
         found: dict[str, dict[str, list[Any]]] = {"together": {}, "alone": {}, "one at a time": {}}
         bulk: list[float] = []
-        with server(self.threads, self.precision, *flags) as (together, _), \
-                server(self.threads, self.precision, "--alone", *flags) as (alone, _), \
-                started("benchmarks.one_at_a_time", self.precision, str(self.threads)) as (one, _):  # fmt: skip
+        with (
+            server(self.threads, self.precision, *flags) as (together, _),
+            server(self.threads, self.precision, "--alone", *flags) as (alone, _),
+            started("benchmarks.one_at_a_time", self.precision, str(self.threads)) as (one, _),
+        ):
             urls = dict(zip(found, (together, alone, one), strict=True))
             for url in urls.values():
                 self.ask(url, 8, WARM_UP)
@@ -263,8 +268,11 @@ class Bench(NamedTuple):
         # It goes up with long sentences and down when memory is given back: the highest of each half tell of growth.
         first, last = max(sizes[: N_LOOKS // 2]), max(sizes[N_LOOKS // 2 :])
         growth = (last - first) / first
-        print(f"resident memory at most {first:.0f} MB in the first half of {n_requests} requests, "
-              f"{last:.0f} MB in the second ({100 * growth:+.1f} %)", flush=True)  # fmt: skip
+        print(
+            f"resident memory at most {first:.0f} MB in the first half of {n_requests} requests, "
+            f"{last:.0f} MB in the second ({100 * growth:+.1f} %)",
+            flush=True,
+        )
         return {"n_requests": n_requests, "resident_mb": sizes, "growth": growth}
 
 
@@ -297,8 +305,13 @@ def main(
     texts = read_text(folder / "heldout.de.xz")[:1000]
     load = Worker(__file__, {})
     bench = Bench(texts, threads, dtype, 1 if quick else rounds, 150 if quick else requests, load)
-    result: dict[str, Any] = {"benchmark": "serve_load", "model": folder.name, "dtype": dtype, "threads": threads,
-                              "requests": bench.n_requests}  # fmt: skip
+    result: dict[str, Any] = {
+        "benchmark": "serve_load",
+        "model": folder.name,
+        "dtype": dtype,
+        "threads": threads,
+        "requests": bench.n_requests,
+    }
     try:
         for name in chosen:
             result[name] = bench.soak(500 if quick else soak) if name == "soak" else getattr(bench, name)()

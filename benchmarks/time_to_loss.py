@@ -50,9 +50,14 @@ def main() -> None:
     config = with_model(PRESETS[options.size](), source_vocab_size=n, target_vocab_size=n)
     config = override(config, ["train.clip_norm=1", *options.set])
     result: dict[str, Any] = {
-        "benchmark": "time_to_loss", "corpus": options.prepared.name, "size": options.size, "loss": options.loss,
-        "settings": options.set, "every": options.every, "one_batch": options.one_batch,
-    }  # fmt: skip
+        "benchmark": "time_to_loss",
+        "corpus": options.prepared.name,
+        "size": options.size,
+        "loss": options.loss,
+        "settings": options.set,
+        "every": options.every,
+        "one_batch": options.one_batch,
+    }
     with tempfile.TemporaryDirectory() as place:
         ours = trainer_of(Path(place), config, prepared, options.device)
         result["ours"] = until(options, ours, ours.take_step, lambda: ours.validation_loss().loss)

@@ -44,12 +44,15 @@ def main() -> None:
 
 def run(options: argparse.Namespace, way: str, folder: Path) -> tuple[dict[str, Any], Settled]:
     settings = [
-        f"train.max_steps={options.steps}", f"train.checkpoint_steps={max(1, options.steps // 4)}",
+        f"train.max_steps={options.steps}",
+        f"train.checkpoint_steps={max(1, options.steps // 4)}",
         # So few steps want the rate of equation 3 sooner, and a fifth of it: 5e-4 at its peak for base in 600 steps.
-        f"train.warmup_steps={max(1, options.steps // 2)}", "train.rate_factor=0.2", "train.clip_norm=1",
+        f"train.warmup_steps={max(1, options.steps // 2)}",
+        "train.rate_factor=0.2",
+        "train.clip_norm=1",
         "train.valid_translations=0",
         *options.set,
-    ]  # fmt: skip
+    ]
     command = [sys.executable, "-m", "transduce", "train", str(options.prepared), "--size", options.size]
     command += ["--out", str(folder), "--passes", way]
     command += ["--device", options.device] if options.device else []
@@ -63,10 +66,13 @@ def run(options: argparse.Namespace, way: str, folder: Path) -> tuple[dict[str, 
     settled = Settled.from_json((folder / "run.json").read_text())
     assert settled.choices.way == way, f"it ran {settled.choices.way}: {settled.choices.why_plain}"
     return {
-        "target_tokens_per_second": statistics.median(speeds), "lowest": min(speeds), "highest": max(speeds),
-        "valid_loss": [[e["step"], e["loss"]] for e in events if e["event"] == "valid"], "seconds": seconds,
+        "target_tokens_per_second": statistics.median(speeds),
+        "lowest": min(speeds),
+        "highest": max(speeds),
+        "valid_loss": [[e["step"], e["loss"]] for e in events if e["event"] == "valid"],
+        "seconds": seconds,
         "memory_bytes": max(e["memory_bytes"] for e in events if e["event"] == "step"),
-    }, settled  # fmt: skip
+    }, settled
 
 
 if __name__ == "__main__":

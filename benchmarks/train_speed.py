@@ -242,18 +242,24 @@ def main(
     for one in peers:
         one.end()
     result: dict[str, Any] = {
-        "benchmark": "train_speed", "size": size, "target_tokens_per_batch": tokens // LENGTH * LENGTH,
-        "length": LENGTH, "target_tokens_per_second": speeds, "ours": str(ours.way),
-        "fastest_peer": str(peer.way), "ratio": turns.ratio(speeds[str(ours.way)], speeds[str(peer.way)]),
-    }  # fmt: skip
+        "benchmark": "train_speed",
+        "size": size,
+        "target_tokens_per_batch": tokens // LENGTH * LENGTH,
+        "length": LENGTH,
+        "target_tokens_per_second": speeds,
+        "ours": str(ours.way),
+        "fastest_peer": str(peer.way),
+        "ratio": turns.ratio(speeds[str(ours.way)], speeds[str(peer.way)]),
+    }
     if not on_gpu:
         print("with the allocator set alike:")
         for alike in start([[replace(peer.way, keeps_memory=True)]]):
             again = take_turns([ours, alike], rounds, n_steps)
             alike.end()
             result["keeping_memory"] = {
-                "target_tokens_per_second": again, "ratio": turns.ratio(again[str(ours.way)], again[str(alike.way)])
-            }  # fmt: skip
+                "target_tokens_per_second": again,
+                "ratio": turns.ratio(again[str(ours.way)], again[str(alike.way)]),
+            }
             print("{:.2f} ({:.2f}-{:.2f})".format(*result["keeping_memory"]["ratio"]))
     ours.end()
     if out is not None:

@@ -106,16 +106,27 @@ def ours(config: RunConfig, task: dict[str, Any]) -> Go:
     def go(rows: Rows, beam: int, batch: int) -> int:
         longest = max(map(len, rows)) + 1  # before which none may end; and at its source's length each must
         settings = replace(
-            config.decode, beam_size=beam, min_length=longest, max_extra_tokens=0, length_penalty="length",
-            length_alpha=1.0, n_best=1,
-        )  # fmt: skip
+            config.decode,
+            beam_size=beam,
+            min_length=longest,
+            max_extra_tokens=0,
+            length_penalty="length",
+            length_alpha=1.0,
+            n_best=1,
+        )
         sentences = [Sentence(i, [*row, own.eos_id]) for i, row in by_length(rows)]
 
         def search_one(share: Sequence[Sentence], stop: threading.Event) -> Iterator[Found]:
             return search(
-                stepper, own, share, settings, rules, batch_size=batch,
-                batch_tokens=TOKENS_PER_SENTENCE * batch if on_gpu else 1_000_000, device=device,
-            )  # fmt: skip
+                stepper,
+                own,
+                share,
+                settings,
+                rules,
+                batch_size=batch,
+                batch_tokens=TOKENS_PER_SENTENCE * batch if on_gpu else 1_000_000,
+                device=device,
+            )
 
         shares = [sentences[i::n_threads] for i in range(n_threads)]
         found = in_threads(search_one, shares) if n_threads > 1 else search_one(sentences, threading.Event())
@@ -135,9 +146,13 @@ def by_ctranslate2(config: RunConfig, task: dict[str, Any]) -> Go:
     def go(rows: Rows, beam: int, batch: int) -> int:
         length = max(map(len, rows)) + 1
         found = theirs.translate_batch(
-            [[pieces[i] for i in row] for row in rows], beam_size=beam, length_penalty=1.0, max_batch_size=batch,
-            min_decoding_length=length, max_decoding_length=length,
-        )  # fmt: skip
+            [[pieces[i] for i in row] for row in rows],
+            beam_size=beam,
+            length_penalty=1.0,
+            max_batch_size=batch,
+            min_decoding_length=length,
+            max_decoding_length=length,
+        )
         return sum(len(one.hypotheses[0]) for one in found)
 
     return go
@@ -154,10 +169,15 @@ def by_hugging_face(config: RunConfig, task: dict[str, Any]) -> Go:
             longest = len(some[0]) + 1
             source_BS = torch.tensor([[*row, own.eos_id, *[own.pad_id] * (longest - len(row) - 1)] for row in some])
             found = theirs.generate(
-                input_ids=source_BS.to(device), attention_mask=(source_BS != own.pad_id).long().to(device),
-                num_beams=beam, do_sample=False, min_new_tokens=longest, max_new_tokens=longest, length_penalty=1.0,
+                input_ids=source_BS.to(device),
+                attention_mask=(source_BS != own.pad_id).long().to(device),
+                num_beams=beam,
+                do_sample=False,
+                min_new_tokens=longest,
+                max_new_tokens=longest,
+                length_penalty=1.0,
                 early_stopping=False,
-            )  # fmt: skip
+            )
             n_tokens += found[:, 1:].numel()
         return n_tokens
 
@@ -189,16 +209,20 @@ def main(
         ids = Subwords.load(subwords or BUNDLED / SUBWORDS).encode(read_text(source)[:sentences])
         lengths = [len(one) + 1 for one in ids]
     result: dict[str, Any] = {
-        "benchmark": "translate_forced", "size": size, "sentences": len(lengths), "target_tokens": sum(lengths),
+        "benchmark": "translate_forced",
+        "size": size,
+        "sentences": len(lengths),
+        "target_tokens": sum(lengths),
         "longest": max(lengths),
-    }  # fmt: skip
+    }
     with tempfile.TemporaryDirectory() as place:
         ours, theirs = PEERS[device]
         ways = {f"{name} ({dtype})": (name, dtype) for name, dtype in WAYS[device]}
         workers = {
             name: start(*way, config, size, device, Path(place))
-            for name, way in ways.items() if not growth or name in (ours, theirs)
-        }  # fmt: skip
+            for name, way in ways.items()
+            if not growth or name in (ours, theirs)
+        }
         question = {"lengths": lengths, "beam": 4}
         if growth:
             result |= grow(workers, question)
@@ -283,9 +307,12 @@ def draw(out: Path, result: dict[str, Any]) -> None:
     names = {"batch": "batch size, at most", "beam": "width of the beam", "length": "tokens of source and translation"}
     for of, lines in result["growth"].items():
         line_chart(
-            out.with_name(f"{out.stem}_{of}.svg"), f"Translation, {result['size']}, two cores", names[of],
-            "sentences a second", {name: [(x, y) for x, y, *_ in line] for name, line in lines.items()},
-        )  # fmt: skip
+            out.with_name(f"{out.stem}_{of}.svg"),
+            f"Translation, {result['size']}, two cores",
+            names[of],
+            "sentences a second",
+            {name: [(x, y) for x, y, *_ in line] for name, line in lines.items()},
+        )
 
 
 if __name__ == "__main__":

@@ -89,11 +89,14 @@ def by_ctranslate2(task: dict[str, Any]) -> Translate:
     n_threads = torch.get_num_threads()
     theirs = {
         (inter, intra): ctranslate2.Translator(
-            task["converted"], device=task["device"], compute_type=task["dtype"], inter_threads=inter,
+            task["converted"],
+            device=task["device"],
+            compute_type=task["dtype"],
+            inter_threads=inter,
             intra_threads=intra,
         )
         for inter, intra in {(n_threads, 1), (1, 1), (1, n_threads)}
-    }  # fmt: skip
+    }
 
     def translate(texts: list[str], beam: int, best: int) -> list[str]:
         pieces = [subwords.pieces(ids) for ids in subwords.encode(texts)]
@@ -119,10 +122,15 @@ def by_hugging_face(task: dict[str, Any]) -> Translate:
             longest = max(len(rows[i]) for i in some)
             source_BS = torch.tensor([[*rows[i], *[config.pad_id] * (longest - len(rows[i]))] for i in some])
             generated = theirs.generate(
-                input_ids=source_BS.to(device), attention_mask=(source_BS != config.pad_id).long().to(device),
-                num_beams=beam, do_sample=False, max_new_tokens=MOST_TOKENS, length_penalty=1.0,
-                bad_words_ids=[[config.pad_id]], early_stopping=False,
-            )  # fmt: skip
+                input_ids=source_BS.to(device),
+                attention_mask=(source_BS != config.pad_id).long().to(device),
+                num_beams=beam,
+                do_sample=False,
+                max_new_tokens=MOST_TOKENS,
+                length_penalty=1.0,
+                bad_words_ids=[[config.pad_id]],
+                early_stopping=False,
+            )
             for i, ids in zip(some, generated.tolist(), strict=True):
                 found[i] = [token for token in ids[1:] if token not in (config.eos_id, config.pad_id)]
         return subwords.decode([found[i] for i in range(len(rows))])
@@ -166,8 +174,11 @@ def main(
     if not quick:
         result["cold_start_seconds"] = cold_starts(folder, sources[0], rounds)
     if out is not None:
-        write_result(out, {"benchmark": "translate_speed", "model": folder.name, **result} | passport(
-            Translator.load(folder, device="cpu").config, device))  # fmt: skip
+        write_result(
+            out,
+            {"benchmark": "translate_speed", "model": folder.name, **result}
+            | passport(Translator.load(folder, device="cpu").config, device),
+        )
     print("ratio {:.2f} ({:.2f}-{:.2f})".format(*result["ratio"]))
 
 
@@ -263,21 +274,26 @@ def measure(workers: dict[str, Worker], references: list[str], rounds: int, n_al
                 speeds[name].append(question["n"] / answer[0])
                 said[name] = answer[1]
         result["per_second"][kind] = speeds
-        result["bleu"][kind] = {name: bleu(texts, references[: question["n"]], n_bootstrap=0).value
-                                for name, texts in said.items()}  # fmt: skip
+        result["bleu"][kind] = {
+            name: bleu(texts, references[: question["n"]], n_bootstrap=0).value for name, texts in said.items()
+        }
         print(kind)
         for name, of in speeds.items():
-            print(f"  {name:26} {statistics.median(of):9,.1f} sentences/s ({min(of):,.1f}-{max(of):,.1f}), "
-                  f"BLEU {result['bleu'][kind][name]:.1f}", flush=True)  # fmt: skip
+            print(
+                f"  {name:26} {statistics.median(of):9,.1f} sentences/s ({min(of):,.1f}-{max(of):,.1f}), "
+                f"BLEU {result['bleu'][kind][name]:.1f}",
+                flush=True,
+            )
     bulk, scores = result["per_second"]["beam 4"], result["bleu"]["beam 4"]
     own = max((name for name in bulk if name.startswith(OURS)), key=lambda name: statistics.median(bulk[name]))
     alone = result["per_second"]["one by one, greedy"]
     fastest = max((name for name in alone if name.startswith(OURS)), key=lambda name: statistics.median(alone[name]))
     result |= {
-        "ours": own, "ratio": ratio(bulk[own], bulk[PEER]),
+        "ours": own,
+        "ratio": ratio(bulk[own], bulk[PEER]),
         "over_hugging_face": ratio(bulk[own], bulk[f"{HF} (float32)"]),
         "latency_over_ctranslate2_float32": ratio(alone[f"{CT2} (float32)"], alone[fastest]),
-    }  # fmt: skip
+    }
     if scores[own] < scores[f"{OURS} (float32)"] - SAME_BLEU:
         raise SystemExit(f"{own} loses {scores[f'{OURS} (float32)'] - scores[own]:.2f} BLEU: its speed does not count")
     return result

@@ -18,8 +18,11 @@ class Worker:
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # for as long as the process is
         self.process = subprocess.Popen(
             [sys.executable, script, "--worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+        )
         self._tell(task)
 
     def _tell(self, what: Any) -> None:

@@ -40,14 +40,24 @@ N_HELD_OUT = 2_000
 VOCABULARY = 8_000
 LANGUAGES = ("de", "en")
 TRAIN = [
-    "data.batch_tokens=8192", "model.dropout=0.2", "train.max_steps=14000", "train.warmup_steps=2000",
-    "train.rate_factor=1", "train.clip_norm=1", "train.patience=none", "train.average_last=10",
-    "train.checkpoint_steps=400", "train.valid_translations=0",
-]  # fmt: skip
+    "data.batch_tokens=8192",
+    "model.dropout=0.2",
+    "train.max_steps=14000",
+    "train.warmup_steps=2000",
+    "train.rate_factor=1",
+    "train.clip_norm=1",
+    "train.patience=none",
+    "train.average_last=10",
+    "train.checkpoint_steps=400",
+    "train.valid_translations=0",
+]
 DEPTHS: dict[str, list[int | str]] = {
-    "3+3": [], "4+2": [4, 2], "6+2": [6, 2], "6+2 at half the rate": [6, 2, "train.rate_factor=0.5"],
+    "3+3": [],
+    "4+2": [4, 2],
+    "6+2": [6, 2],
+    "6+2 at half the rate": [6, 2, "train.rate_factor=0.5"],
     "6+2 pre-norm": [6, 2, "model.norm=pre"],
-}  # fmt: skip
+}
 """Layers of the encoder and of the decoder, then settings. Post-norm stacks diverge the sooner the deeper they are."""
 CARD_TEXT = """# {name}
 
@@ -169,14 +179,22 @@ def pack(options: argparse.Namespace) -> None:
     result = json.loads((run / RESULT).read_text())
     scores = [
         f"{score.name} {score.value:.1f} ({score.interval[0]:.1f} to {score.interval[1]:.1f})"
-        for score in evaluation.scores if score.interval is not None
-    ]  # fmt: skip
+        for score in evaluation.scores
+        if score.interval is not None
+    ]
     text = CARD_TEXT.format(
-        name=BUNDLED_MODEL, config=config.model, beam=config.decode.beam_size, scores=", ".join(scores),
-        n_parameters=sum(p.numel() for p in model.parameters()), size=(BUNDLED / WEIGHTS).stat().st_size / 1e6,
-        n_train=Prepared(options.work / "prepared").report.train.n_pairs, n_sentences=evaluation.n_sentences,
-        longest=origin.longest_source, settings=" ".join(f"--set {setting}" for setting in TRAIN), **result,
-    )  # fmt: skip
+        name=BUNDLED_MODEL,
+        config=config.model,
+        beam=config.decode.beam_size,
+        scores=", ".join(scores),
+        n_parameters=sum(p.numel() for p in model.parameters()),
+        size=(BUNDLED / WEIGHTS).stat().st_size / 1e6,
+        n_train=Prepared(options.work / "prepared").report.train.n_pairs,
+        n_sentences=evaluation.n_sentences,
+        longest=origin.longest_source,
+        settings=" ".join(f"--set {setting}" for setting in TRAIN),
+        **result,
+    )
     (BUNDLED / "CARD.md").write_text(text, encoding="utf-8")
     print(text)
 

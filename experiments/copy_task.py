@@ -81,9 +81,18 @@ class Score(NamedTuple):
 def copy_task(steps: int = 2000, seed: int = 1) -> RunConfig:
     n = FIRST_LETTER_ID + len(LETTERS)
     config = with_model(
-        base(), source_vocab_size=n, target_vocab_size=n, n_encoder_layers=2, n_decoder_layers=2,
-        d_model=64, d_ff=256, n_heads=4, d_k=16, d_v=16, dropout=0.0,
-    )  # fmt: skip
+        base(),
+        source_vocab_size=n,
+        target_vocab_size=n,
+        n_encoder_layers=2,
+        n_decoder_layers=2,
+        d_model=64,
+        d_ff=256,
+        n_heads=4,
+        d_k=16,
+        d_v=16,
+        dropout=0.0,
+    )
     # 20 checkpoints, as for the paper's big model: this small a model swings about its optimum for long.
     train = replace(config.train, max_steps=steps, warmup_steps=400, average_last=20, seed=seed)
     return replace(config, train=train)
@@ -210,9 +219,16 @@ def climb(console: Console, task: Task, config: RunConfig, device: str, out: Pat
     console.print(f"\n{score}, after {steps} steps ({seconds:.0f} s)")
     if out is not None:
         result: dict[str, Any] = {
-            "experiment": "copy_task", "task": task.value, **score._asdict(), "steps": steps, "batch_size": BATCH_SIZE,
-            "longest": LONGEST, "checkpoint_steps": CHECKPOINT_STEPS, "clip_norm": CLIP_NORM, "seconds": seconds,
-        }  # fmt: skip
+            "experiment": "copy_task",
+            "task": task.value,
+            **score._asdict(),
+            "steps": steps,
+            "batch_size": BATCH_SIZE,
+            "longest": LONGEST,
+            "checkpoint_steps": CHECKPOINT_STEPS,
+            "clip_norm": CLIP_NORM,
+            "seconds": seconds,
+        }
         write_result(out, result | passport(config, device) | {"loss": curve})
     return score
 

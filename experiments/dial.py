@@ -96,9 +96,13 @@ def run(folder: Path, variant: dict[str, Any], settings: list[str], device: str)
     warmup_steps = max(1, min(4000, max_steps // 5))
     factor = variant["peak"] * (config.model.d_model * warmup_steps) ** 0.5
     train = replace(
-        config.train, max_steps=max_steps, warmup_steps=warmup_steps, rate_factor=factor, clip_norm=1.0,
+        config.train,
+        max_steps=max_steps,
+        warmup_steps=warmup_steps,
+        rate_factor=factor,
+        clip_norm=1.0,
         checkpoint_steps=max(1, max_steps // 20),
-    )  # fmt: skip
+    )
     config = replace(config, train=train, data=replace(config.data, batch_tokens=variant["batch_tokens"]))
     config = override(config, settings)
     dtype = "bfloat16" if device == "cuda" else "float32"
@@ -112,11 +116,18 @@ def run(folder: Path, variant: dict[str, Any], settings: list[str], device: str)
         ended = trainer.finish()
     losses = list(trainer.state.losses.items())
     return {
-        **variant, "steps": max_steps, "warmup_steps": warmup_steps, "rate_factor": factor, "settings": settings,
-        "epochs": max_steps / trainer.layout.n_steps, "seconds": round(time.monotonic() - began, 1),
-        "best_loss": min(one["loss"] for one in ended["candidates"].values()), "taken": ended["taken"],
-        "best_step": trainer.state.best_step(), "curve": [[step, round(value, 4)] for step, value in losses],
-    }  # fmt: skip
+        **variant,
+        "steps": max_steps,
+        "warmup_steps": warmup_steps,
+        "rate_factor": factor,
+        "settings": settings,
+        "epochs": max_steps / trainer.layout.n_steps,
+        "seconds": round(time.monotonic() - began, 1),
+        "best_loss": min(one["loss"] for one in ended["candidates"].values()),
+        "taken": ended["taken"],
+        "best_step": trainer.state.best_step(),
+        "curve": [[step, round(value, 4)] for step, value in losses],
+    }
 
 
 if __name__ == "__main__":

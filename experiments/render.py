@@ -111,10 +111,13 @@ def translate_speed_cpu() -> str:
     found = result("benchmarks/results/translate_speed_small_cpu.json")
     kinds = list(found["per_second"])
     rows = [
-        [way, *(f"{statistics.median(found['per_second'][kind][way]):,.0f}" for kind in kinds),
-         f"{found['bleu']['beam 4'][way]:.1f}"]
+        [
+            way,
+            *(f"{statistics.median(found['per_second'][kind][way]):,.0f}" for kind in kinds),
+            f"{found['bleu']['beam 4'][way]:.1f}",
+        ]
         for way in found["per_second"]["beam 4"]
-    ]  # fmt: skip
+    ]
     for name, key in (("CTranslate2 (int8)", "ratio"), ("Hugging Face", "over_hugging_face")):
         rows.append([f"{found['ours']} over {name}", "{:.2f} ({:.2f} to {:.2f})".format(*found[key]), *[""] * 4])
     return table(["sentences a second, two cores", *kinds, "BLEU"], rows)

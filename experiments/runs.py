@@ -101,13 +101,21 @@ def record_of(done: Done) -> Record:
     speeds = [event["tokens_per_second"] for event in read_log(done.folder / LOG) if event["event"] == "step"]
     taken = ended["candidates"][ended["taken"]]
     return {
-        "perplexity": taken["perplexity"], "valid_loss": taken["loss"], "taken": ended["taken"],
-        "averaged": len(taken["steps"]), "steps": ended["steps"], "target_tokens": ended["target_tokens"],
-        "parameters": settled.about["forecast"]["parameters"], "minutes": ended["seconds"] / 60,
-        "tokens_per_second": statistics.median(speeds), "passes": settled.choices.way,
-        "why_plain": settled.choices.why_plain, "dtype": settled.choices.dtype, "data": settled.about["data"]["train"],
+        "perplexity": taken["perplexity"],
+        "valid_loss": taken["loss"],
+        "taken": ended["taken"],
+        "averaged": len(taken["steps"]),
+        "steps": ended["steps"],
+        "target_tokens": ended["target_tokens"],
+        "parameters": settled.about["forecast"]["parameters"],
+        "minutes": ended["seconds"] / 60,
+        "tokens_per_second": statistics.median(speeds),
+        "passes": settled.choices.way,
+        "why_plain": settled.choices.why_plain,
+        "dtype": settled.choices.dtype,
+        "data": settled.about["data"]["train"],
         **passport(settled.config, settled.choices.device),
-    }  # fmt: skip
+    }
 
 
 def score(translator: Translator, sources: Sequence[str], references: Sequence[str], tokenise: str = "13a") -> Record:
@@ -115,9 +123,12 @@ def score(translator: Translator, sources: Sequence[str], references: Sequence[s
     found = bleu([one.text for one in translator.stream(list(sources))], references, tokenise=tokenise)
     settings = translator.settings
     return {
-        "bleu": found.value, "interval": found.interval, "signature": found.signature, "n_sentences": len(references),
+        "bleu": found.value,
+        "interval": found.interval,
+        "signature": found.signature,
+        "n_sentences": len(references),
         "search": f"beam {settings.beam_size}, length penalty {settings.length_alpha:g}",
-    }  # fmt: skip
+    }
 
 
 def beside(

@@ -96,21 +96,36 @@ class Scale:
 
 SCALES = {
     "cpu": Scale(
-        ns=(64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192, 12_288, 16_384), d=256,
-        ds=(64, 128, 256, 384, 512, 768, 1024), n=2048,
-        kernels=(3, 5, 9, 17, 33), windows=(64, 128, 256, 512, 1024), path_ns=(64, 128, 256, 512, 1024),
+        ns=(64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192, 12_288, 16_384),
+        d=256,
+        ds=(64, 128, 256, 384, 512, 768, 1024),
+        n=2048,
+        kernels=(3, 5, 9, 17, 33),
+        windows=(64, 128, 256, 512, 1024),
+        path_ns=(64, 128, 256, 512, 1024),
     ),
     "cuda": Scale(
-        ns=(64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192, 12_288, 16_384), d=512,
-        ds=(128, 256, 512, 768, 1024, 1536, 2048), n=4096,
-        kernels=(3, 5, 9, 17, 33), windows=(64, 128, 256, 512, 1024, 2048), path_ns=(64, 128, 256, 512, 1024),
+        ns=(64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192, 12_288, 16_384),
+        d=512,
+        ds=(128, 256, 512, 768, 1024, 1536, 2048),
+        n=4096,
+        kernels=(3, 5, 9, 17, 33),
+        windows=(64, 128, 256, 512, 1024, 2048),
+        path_ns=(64, 128, 256, 512, 1024),
         batch=2,
     ),
     "quick": Scale(
-        ns=(32, 128), d=16, ds=(8, 32), n=128, kernels=(3, 5), windows=(64, 80), path_ns=(8, 27), window=8,
+        ns=(32, 128),
+        d=16,
+        ds=(8, 32),
+        n=128,
+        kernels=(3, 5),
+        windows=(64, 80),
+        path_ns=(8, 27),
+        window=8,
         enough_seconds=0.0,
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,24 +143,28 @@ class Kind:
 
 
 KINDS = {
-    "self-attention": Kind(
-        complexity="O(n² d)", sequential="O(1)", path="O(1)", make=lambda d, _: Attention(d)
-    ),
+    "self-attention": Kind(complexity="O(n² d)", sequential="O(1)", path="O(1)", make=lambda d, _: Attention(d)),
     "self-attention, as written": Kind(
         complexity="O(n² d)", sequential="O(1)", path="O(1)", make=lambda d, _: Attention(d, as_written=True)
     ),
-    "recurrent": Kind(
-        complexity="O(n d²)", sequential="O(n)", path="O(n)", make=lambda d, _: Recurrent(d)
-    ),
+    "recurrent": Kind(complexity="O(n d²)", sequential="O(n)", path="O(n)", make=lambda d, _: Recurrent(d)),
     "convolutional": Kind(
-        complexity="O(k n d²)", sequential="O(1)", path="O(n/k)", make=lambda d, scale: Convolution(d, scale.kernel),
-        width="k", make_wide=Convolution,
+        complexity="O(k n d²)",
+        sequential="O(1)",
+        path="O(n/k)",
+        make=lambda d, scale: Convolution(d, scale.kernel),
+        width="k",
+        make_wide=Convolution,
     ),
     "restricted self-attention": Kind(
-        complexity="O(r n d)", sequential="O(1)", path="O(n/r)", make=lambda d, scale: Attention(d, scale.window),
-        width="r", make_wide=Attention,
+        complexity="O(r n d)",
+        sequential="O(1)",
+        path="O(n/r)",
+        make=lambda d, scale: Attention(d, scale.window),
+        width="r",
+        make_wide=Attention,
     ),
-}  # fmt: skip
+}
 # The table's row has dilated convolutions in mind, the text beside it (section 4) has O(n/k) for those that are not.
 DILATED = "convolutional, dilated"
 DILATED_PATH = "O(log_k(n))"
@@ -167,10 +186,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     began = time.monotonic()
     layers = {name: measure_kind(name, scale, options.device) for name in KINDS}
     result = {
-        "experiment": "table1", "scale": asdict(scale), "what": WHAT, "dtype": "float32", "seed": SEED,
-        "minutes": round((time.monotonic() - began) / 60, 2), "layers": layers,
+        "experiment": "table1",
+        "scale": asdict(scale),
+        "what": WHAT,
+        "dtype": "float32",
+        "seed": SEED,
+        "minutes": round((time.monotonic() - began) / 60, 2),
+        "layers": layers,
         "dilated_path": [{"n": n, "length": dilated_path(n, scale.kernel)} for n in scale.path_ns],
-    }  # fmt: skip
+    }
     write_result(options.out, result | passport(attention_config(scale.d, scale.window), options.device))
     written = json.loads(options.out.read_text(encoding="utf-8"))
     if options.svg is not None:
@@ -310,10 +334,15 @@ def table(result: Mapping[str, Any]) -> str:
     scale = result["scale"]
     ends = f"n = {scale['path_ns'][0]:,} and {scale['path_ns'][-1]:,}"
     head = [
-        f"one layer; k = {scale['kernel']}, r = {scale['window']}", "complexity in the paper",
-        "multiply-adds it counts", "... of the whole layer", "seconds", "memory",
-        f"sequential operations, {ends}", f"path length, {ends}",
-    ]  # fmt: skip
+        f"one layer; k = {scale['kernel']}, r = {scale['window']}",
+        "complexity in the paper",
+        "multiply-adds it counts",
+        "... of the whole layer",
+        "seconds",
+        "memory",
+        f"sequential operations, {ends}",
+        f"path length, {ends}",
+    ]
     rows = [head, ["---", "---", *["---:"] * (len(head) - 2)]]
     for name, found in result["layers"].items():
         powers = [powers_of(found["exponents"], of) for of in MEASURED]

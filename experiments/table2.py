@@ -87,18 +87,20 @@ def how_to_run(name: str) -> str:
         train += ["--set", setting]
     split = " --compound-split" if target == "de" else ""  # as the paper's scores were
     differing = ", ".join(row.setting for row in paper.differences()) or "nothing"
-    return "\n".join([
-        f"# differing from the paper: {differing}; {count_parameters(config()) / 1e6:.1f} M parameters",
-        f"# the paper: {cost.hours:g} hours on {cost.n_gpus} {cost.device}, {flops:.1e} FLOPs as it counts them",
-        f"transduce prepare train.{source} train.{target} --languages {direction} --valid newstest2013.{source} "
-        f"newstest2013.{target} --vocab-size {config().model.source_vocab_size} --out {prepared}",
-        "# one machine with eight GPUs",
-        shlex.join(["transduce", *train, "--devices", "8"]),
-        "# or several, on each of them",
-        "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
-        + shlex.join(["-m", "transduce", *train]),
-        f"transduce evaluate {name} --source newstest2014.{source} --reference newstest2014.{target}{split}",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"# differing from the paper: {differing}; {count_parameters(config()) / 1e6:.1f} M parameters",
+            f"# the paper: {cost.hours:g} hours on {cost.n_gpus} {cost.device}, {flops:.1e} FLOPs as it counts them",
+            f"transduce prepare train.{source} train.{target} --languages {direction} --valid newstest2013.{source} "
+            f"newstest2013.{target} --vocab-size {config().model.source_vocab_size} --out {prepared}",
+            "# one machine with eight GPUs",
+            shlex.join(["transduce", *train, "--devices", "8"]),
+            "# or several, on each of them",
+            "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
+            + shlex.join(["-m", "transduce", *train]),
+            f"transduce evaluate {name} --source newstest2014.{source} --reference newstest2014.{target}{split}",
+        ]
+    )
 
 
 # Ours
@@ -141,9 +143,13 @@ def on_europarl_big() -> RunConfig:
 def on_a_cpu(batch_tokens: int, max_steps: int, warmup_steps: int) -> RunConfig:
     """`small`, with the paper's rate and dropout, for so little time that nothing is read often."""
     settings = [
-        f"data.batch_tokens={batch_tokens}", f"train.max_steps={max_steps}", f"train.warmup_steps={warmup_steps}",
-        "train.clip_norm=1", "train.checkpoint_steps=200", "train.valid_translations=0",
-    ]  # fmt: skip
+        f"data.batch_tokens={batch_tokens}",
+        f"train.max_steps={max_steps}",
+        f"train.warmup_steps={warmup_steps}",
+        "train.clip_norm=1",
+        "train.checkpoint_steps=200",
+        "train.valid_translations=0",
+    ]
     return override(small(), settings)
 
 
@@ -232,8 +238,10 @@ def run_missing(options: argparse.Namespace) -> None:
         result = json.loads(options.out.read_text(encoding="utf-8"))
     jobs = [
         Job(name, direction, seed, options.set, options.budget, vocabulary_of(options, name), options.sentences)
-        for name in options.run for direction in CORPORA[name].directions for seed in options.seeds
-    ]  # fmt: skip
+        for name in options.run
+        for direction in CORPORA[name].directions
+        for seed in options.seeds
+    ]
     jobs = [job for job in jobs if not any(job._asdict().items() <= run.items() for run in result["runs"])]
     for job in jobs:
         prepare(options, job)
@@ -289,9 +297,10 @@ def run_one(options: argparse.Namespace, job: Job) -> Record:
         sources, references = (read_text(file)[: job.sentences] for file in files)
         scores[name] = score(translator, sources, references)
     return record | {
-        "scores": scores, "epochs": record["target_tokens"] / lengths.target,
+        "scores": scores,
+        "epochs": record["target_tokens"] / lengths.target,
         "flops_counted": counted(done.settled.config.model, seen),
-    }  # fmt: skip
+    }
 
 
 # What is shown
@@ -350,9 +359,19 @@ def table(results: Sequence[Record], of_multi30k: Record | None = None) -> str:
 
 
 HEAD = [
-    "trained on, direction", "scored on", "M parameters", "search", "BLEU", "seeds", "on", "minutes", "target tokens/s",
-    "FLOPs as the paper", "counted", "best published",
-]  # fmt: skip
+    "trained on, direction",
+    "scored on",
+    "M parameters",
+    "search",
+    "BLEU",
+    "seeds",
+    "on",
+    "minutes",
+    "target tokens/s",
+    "FLOPs as the paper",
+    "counted",
+    "best published",
+]
 
 
 def paper_table() -> str:
@@ -381,12 +400,21 @@ def paper_table() -> str:
 def entries_of(run: Record) -> list[Entry]:
     return [
         Entry(
-            run["corpus"], run["direction"], test, of["search"], run["parameters"], of["bleu"], of["interval"],
-            of["signature"], run["minutes"] / (1 if run["device"].startswith("cpu") else run["beside"]),
-            run["tokens_per_second"], run["flops_counted"], run["device"],
+            run["corpus"],
+            run["direction"],
+            test,
+            of["search"],
+            run["parameters"],
+            of["bleu"],
+            of["interval"],
+            of["signature"],
+            run["minutes"] / (1 if run["device"].startswith("cpu") else run["beside"]),
+            run["tokens_per_second"],
+            run["flops_counted"],
+            run["device"],
         )
         for test, of in run["scores"].items()
-    ]  # fmt: skip
+    ]
 
 
 def entry_of_multi30k(run: Record) -> Entry:
@@ -394,9 +422,19 @@ def entry_of_multi30k(run: Record) -> Entry:
     config = RunConfig.from_json(json.dumps(run["config"]))
     search = f"beam {multi30k.BEAM}, length penalty {multi30k.ALPHAS[0]:g}"
     return Entry(
-        f"multi30k {run['form']}", run["direction"], "test_2016_flickr", search, count_parameters(config), run["bleu"],
-        None, run["signature"], run["minutes"] / run["beside"], run["tokens_per_second"], None, run["device"],
-    )  # fmt: skip
+        f"multi30k {run['form']}",
+        run["direction"],
+        "test_2016_flickr",
+        search,
+        count_parameters(config),
+        run["bleu"],
+        None,
+        run["signature"],
+        run["minutes"] / run["beside"],
+        run["tokens_per_second"],
+        None,
+        run["device"],
+    )
 
 
 def row_of(entries: Sequence[Entry]) -> list[str]:
@@ -412,10 +450,19 @@ def row_of(entries: Sequence[Entry]) -> list[str]:
         return format(sum(found) / len(found), form) if found else ""
 
     return [
-        f"{first.corpus}, {first.direction}", first.test, f"{first.parameters / 1e6:.1f}", first.search, bleu,
-        str(len(entries)), first.device, mean("minutes", ".1f"), mean("tokens_per_second", ",.0f"),
-        mean("flops", ".1e"), mean("flops_counted", ".1e"), f"{best.bleu:g}" if best else "none known",
-    ]  # fmt: skip
+        f"{first.corpus}, {first.direction}",
+        first.test,
+        f"{first.parameters / 1e6:.1f}",
+        first.search,
+        bleu,
+        str(len(entries)),
+        first.device,
+        mean("minutes", ".1f"),
+        mean("tokens_per_second", ",.0f"),
+        mean("flops", ".1e"),
+        mean("flops_counted", ".1e"),
+        f"{best.bleu:g}" if best else "none known",
+    ]
 
 
 if __name__ == "__main__":

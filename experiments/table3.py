@@ -172,9 +172,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prepared", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
-        "--rows", nargs="*", default=LETTERS, metavar="LETTER",
+        "--rows",
+        nargs="*",
+        default=LETTERS,
+        metavar="LETTER",
         help=f"By their letters, {', '.join(LETTERS)}; none: the norms of gradients alone.",
-    )  # fmt: skip
+    )
     parser.add_argument("--names", nargs="+", help="Of these only those of these names.")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--beside", type=int, default=1, help="Runs at once: small models leave most of a GPU idle.")
@@ -219,9 +222,13 @@ TOLD = ("perplexity", "bleu", "minutes", "passes", "failed")
 def kind(options: argparse.Namespace) -> Record:
     """What all runs of one table have in common."""
     return {
-        "scale": options.scale, "depth": options.depth, "steps": options.steps, "settings": options.set,
-        "sentences": options.sentences, "data": Prepared(options.prepared).report.train.sha256,
-    }  # fmt: skip
+        "scale": options.scale,
+        "depth": options.depth,
+        "steps": options.steps,
+        "settings": options.set,
+        "sentences": options.sentences,
+        "data": Prepared(options.prepared).report.train.sha256,
+    }
 
 
 def base_of(options: argparse.Namespace) -> RunConfig:
@@ -319,10 +326,17 @@ def source_table(result: Record) -> str:
                 [run[name] for run in runs] for name in ("perplexity", "perplexity_of_another_source", "bleu")
             )
             times_as_high = [other / own for own, other in zip(right, wrong, strict=True)]
-            rows.append([
-                row.letter, row.name, render.spread_of(right), render.spread_of(wrong),
-                render.spread_of(times_as_high, 1), render.spread_of(bleu, 1), str(len(runs)),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    row.letter,
+                    row.name,
+                    render.spread_of(right),
+                    render.spread_of(wrong),
+                    render.spread_of(times_as_high, 1),
+                    render.spread_of(bleu, 1),
+                    str(len(runs)),
+                ]
+            )
     head = ["row", "what changes", "PPL", "given the source of another sentence", "times as high", "BLEU", "seeds"]
     return render.table(head, rows)
 
@@ -366,9 +380,15 @@ def cells_of(row: Row, runs: Sequence[Record]) -> list[str]:
     ppl, bleu, minutes = ([run[name] for run in ended] for name in ("perplexity", "bleu", "minutes"))
     millions = f"{ended[0]['parameters'] / 1e6:.2f}"
     return [
-        row.letter, row.name, change, render.spread_of(ppl), render.spread_of(bleu, 1), millions, seeds,
+        row.letter,
+        row.name,
+        change,
+        render.spread_of(ppl),
+        render.spread_of(bleu, 1),
+        millions,
+        seeds,
         f"{sum(minutes) / len(minutes):.1f}",
-    ]  # fmt: skip
+    ]
 
 
 def draw(path: Path, result: Record) -> None:

@@ -65,9 +65,9 @@ def test_every_field_takes_another_value_from_set_and_from_json(section: str, na
         return
     start = with_model(base(), tied_embeddings="none")  # so that vocabularies may differ
     by_set = override(start, [f"{section}.{name}={value}"])
-    by_json = RunConfig.from_json(json.dumps(json.loads(start.to_json()) | {
-        section: json.loads(start.to_json())[section] | {name: value}
-    }))  # fmt: skip
+    by_json = RunConfig.from_json(
+        json.dumps(json.loads(start.to_json()) | {section: json.loads(start.to_json())[section] | {name: value}})
+    )
     for config in (by_set, by_json):
         assert getattr(getattr(config, section), name) == value
         assert config.hash() != start.hash()

@@ -84,12 +84,26 @@ def test_planted_pairs_are_dropped_and_counted_under_their_rule() -> None:
 @pytest.mark.parametrize(
     ("language", "text"),
     [
-        ("de", "Straße"), ("vi", "Tiếng Việt"), ("ru", "привет"), ("sr", "zdravo"), ("sr", "здраво"),
-        ("ja", "カタカナとひらがな漢字ー"), ("ko", "한국어"), ("zh", "中文"), ("zh-TW", "中文"),
-        ("pt_BR", "ação"), ("ar", "مرحبا"), ("he", "שלום"), ("hi", "नमस्ते"),
-        ("el", "γειά"), ("th", "สวัสดี"), ("xx", "whatever мы"), ("en", "123"), ("en", "GPU für мы and more"),
+        ("de", "Straße"),
+        ("vi", "Tiếng Việt"),
+        ("ru", "привет"),
+        ("sr", "zdravo"),
+        ("sr", "здраво"),
+        ("ja", "カタカナとひらがな漢字ー"),
+        ("ko", "한국어"),
+        ("zh", "中文"),
+        ("zh-TW", "中文"),
+        ("pt_BR", "ação"),
+        ("ar", "مرحبا"),
+        ("he", "שלום"),
+        ("hi", "नमस्ते"),
+        ("el", "γειά"),
+        ("th", "สวัสดี"),
+        ("xx", "whatever мы"),
+        ("en", "123"),
+        ("en", "GPU für мы and more"),
     ],
-)  # fmt: skip
+)
 def test_languages_in_their_own_script_pass(language: str, text: str) -> None:
     assert not in_wrong_script(text, language)
 

@@ -89,8 +89,11 @@ def test_what_comes_out_is_what_went_in(tmp_path: Path) -> None:
     assert report.to_json() == prepared.report.to_json()
     prepared.train.store.verify()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "report.json", "subwords.model", "train.tokens", "valid.tokens"
-    ]  # fmt: skip
+        "report.json",
+        "subwords.model",
+        "train.tokens",
+        "valid.tokens",
+    ]
 
 
 def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
@@ -125,8 +128,14 @@ def test_validation_does_not_move_and_shares_nothing(tmp_path: Path) -> None:
 
 def test_the_share_held_out_is_a_power_of_two_and_never_large() -> None:
     assert [held_out_share(n, 2000) for n in (0, 1, 1000, 32_000, 64_000, 64_001, 10**7)] == [
-        0, 1 / 16, 1 / 16, 1 / 16, 1 / 32, 1 / 64, 1 / 8192
-    ]  # fmt: skip
+        0,
+        1 / 16,
+        1 / 16,
+        1 / 16,
+        1 / 32,
+        1 / 64,
+        1 / 8192,
+    ]
     assert held_out_share(1000, 0) == 0
 
 
@@ -222,8 +231,14 @@ def test_formats_give_the_same_pairs(tmp_path: Path) -> None:
 
 def test_a_vocabulary_fits_its_corpus(tmp_path: Path) -> None:
     assert [vocab_size_for(n) for n in (100, 9_999, 10_000, 29_000, 300_000, 1_000_000, 4_500_000)] == [
-        4000, 4000, 8000, 8000, 16_000, 32_000, 37_000
-    ]  # fmt: skip
+        4000,
+        4000,
+        8000,
+        8000,
+        16_000,
+        32_000,
+        37_000,
+    ]
     few = [("Guten Tag", "Good day"), ("Gute Nacht", "Good night")]
     report = prepare([find_corpus(write_pairs(tmp_path, "a", few), None)], tmp_path / "few", DataConfig(valid_pairs=0))
     assert 260 < report.vocab_size < 400
@@ -302,7 +317,7 @@ CASES: list[tuple[str, list[str], str]] = [
     ("valid direction", ["a.de", "a.en", "--valid", "a.en", "a.de"], "validation is en-de, training de-en: give pairs"),
     ("one of a pair", ["--pair", "de-en"], "Option '--pair' requires 3 arguments"),
     ("not prepared", ["--stats"], "report.json cannot be read (No such file or directory): give a folder of transduce"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture

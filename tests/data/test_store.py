@@ -41,8 +41,10 @@ def write(path: Path, corpora: list[tuple[str, str, bool, Pairs]], dtype: str = 
 
 def random_pairs(n: int, seed: int = 0) -> Pairs:
     rng = np.random.default_rng(seed)
-    return [(rng.integers(4, 90, rng.integers(0, 12)).tolist(), rng.integers(4, 90, rng.integers(0, 12)).tolist())
-            for _ in range(n)]  # fmt: skip
+    return [
+        (rng.integers(4, 90, rng.integers(0, 12)).tolist(), rng.integers(4, 90, rng.integers(0, 12)).tolist())
+        for _ in range(n)
+    ]
 
 
 ids = st.lists(st.integers(0, 2**16 - 1), max_size=8)

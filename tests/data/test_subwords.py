@@ -54,10 +54,17 @@ def test_a_vocabulary_with_pieces_over_spaces_is_encoded_line_by_line() -> None:
     """As one of somebody else's may be; ours never is."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["in the house"] * 9), model_writer=model, vocab_size=290, model_type="bpe",
-        byte_fallback=True, split_by_whitespace=False, normalization_rule_name="identity",
-        remove_extra_whitespaces=False, hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(["in the house"] * 9),
+        model_writer=model,
+        vocab_size=290,
+        model_type="bpe",
+        byte_fallback=True,
+        split_by_whitespace=False,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
     subwords = Subwords(model.getvalue())
     assert not subwords._is_by_words
     assert subwords.encode(["in the house"]) == subwords.encode_slowly(["in the house"])
@@ -125,9 +132,18 @@ def test_words_are_learnt_as_sentencepiece_learns_lines() -> None:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([line.replace("tab\tin", "") for line in map(subword._escape, lines)]),
-        model_writer=model, vocab_size=310, model_type="bpe", byte_fallback=True, normalization_rule_name="identity",
-        remove_extra_whitespaces=False, pad_id=0, bos_id=1, eos_id=2, unk_id=3, minloglevel=2,
-    )  # fmt: skip
+        model_writer=model,
+        vocab_size=310,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+        minloglevel=2,
+    )
     theirs, ours = Subwords(model.getvalue()), Subwords.train(lines, 310)
     assert ours.pieces(range(310)) == theirs.pieces(range(310))
 

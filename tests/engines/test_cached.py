@@ -33,10 +33,15 @@ def sources(n: int, longest: int, seed: int, pad_id: int) -> Tensor:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"positions": "learned", "max_positions": 60}, {"attention_bias": True, "output_bias": True},
-     {"activation": "gelu"}, {"tied_embeddings": "none", "target_vocab_size": 43}],
+    [
+        {},
+        {"positions": "learned", "max_positions": 60},
+        {"attention_bias": True, "output_bias": True},
+        {"activation": "gelu"},
+        {"tied_embeddings": "none", "target_vocab_size": 43},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_logits_are_the_models(changes: dict[str, Any]) -> None:
     """In float64. Two rows of each sentence change places at every step; sentences join and leave."""
     config = prime_config(**changes)

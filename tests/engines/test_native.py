@@ -134,9 +134,12 @@ def test_no_rows_are_no_product() -> None:
 
 
 CHANGES: list[dict[str, Any]] = [
-    {}, {"positions": "learned", "max_positions": 60}, {"attention_bias": True, "output_bias": True},
-    {"tied_embeddings": "none", "target_vocab_size": 1103}, {"d_model": 64, "d_ff": 600, "n_heads": 4},
-]  # fmt: skip
+    {},
+    {"positions": "learned", "max_positions": 60},
+    {"attention_bias": True, "output_bias": True},
+    {"tied_embeddings": "none", "target_vocab_size": 1103},
+    {"d_model": 64, "d_ff": 600, "n_heads": 4},
+]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -209,10 +212,13 @@ def one_that_ends(more: float) -> Transformer:
 
 
 SEARCHES: list[tuple[dict[str, Any], float]] = [
-    ({"beam_size": 1}, 0.3), ({"beam_size": 4, "n_best": 3}, 0.3), ({"beam_size": 3, "min_length": 9}, 0),
-    ({"beam_size": 3, "stop_early": False}, 0), ({"beam_size": 4, "length_penalty": "length", "length_alpha": 1.0}, 0),
+    ({"beam_size": 1}, 0.3),
+    ({"beam_size": 4, "n_best": 3}, 0.3),
+    ({"beam_size": 3, "min_length": 9}, 0),
+    ({"beam_size": 3, "stop_early": False}, 0),
+    ({"beam_size": 4, "length_penalty": "length", "length_alpha": 1.0}, 0),
     ({"beam_size": 4, "n_best": 4}, 0.99),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -400,8 +406,10 @@ def test_who_has_no_room_does_not_enter_by_one_call() -> None:
     here = Beams.start([Sentence(0, [3] * 9)], settings, [20], config.bos_id, torch.device("cpu"))
     state = stepper.start(torch.full((1, 9), 3)).select(torch.arange(1).repeat_interleave(settings.beam_size))
     for sentence, limit in (
-        (Sentence(1, [3] * 17), 20), (Sentence(1, [3] * 9), 21), (Sentence(1, [3] * 9, prefix=[4]), 20),
-    ):  # fmt: skip
+        (Sentence(1, [3] * 17), 20),
+        (Sentence(1, [3] * 9), 21),
+        (Sentence(1, [3] * 9, prefix=[4]), 20),
+    ):
         assert stepper.enter(here, state, [0], [sentence], [limit]) is None
     forced = replace(here, forced_BT=torch.tensor([[4]]))  # by one who leaves, or who stays
     assert stepper.enter(forced, state, [0], [Sentence(1, [3] * 9)], [20]) is None

@@ -68,10 +68,14 @@ def hold_equal(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "share"),
-    [({"beam_size": 1}, 0.3), ({"beam_size": 4, "n_best": 3}, 0.3), ({"beam_size": 3, "min_length": 9}, 0),
-     ({"beam_size": 3, "stop_early": False}, 0)],
+    [
+        ({"beam_size": 1}, 0.3),
+        ({"beam_size": 4, "n_best": 3}, 0.3),
+        ({"beam_size": 3, "min_length": 9}, 0),
+        ({"beam_size": 3, "stop_early": False}, 0),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_searches_find_the_same(settings: dict[str, Any], share: float) -> None:
     """`share`: of the tokens, that are forbidden."""
     config = config_of()

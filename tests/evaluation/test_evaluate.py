@@ -47,8 +47,11 @@ def test_a_model_is_scored_and_its_card_keeps_it(trained: Path, both_files: tupl
     hypotheses = [line["hypothesis"] for line in found["lines"]]
     score = bleu(hypotheses, reference.read_text().splitlines(), 1000)
     assert found["scores"][0] == {
-        "name": "BLEU", "value": score.value, "signature": score.signature, "interval": list(score.interval or ())
-    }  # fmt: skip
+        "name": "BLEU",
+        "value": score.value,
+        "signature": score.signature,
+        "interval": list(score.interval or ()),
+    }
     assert [score["name"] for score in found["scores"]] == ["BLEU", "chrF++", "TER"]
     assert found["n_sentences"] == 60
     (kept,) = json.loads(card.read_text())["scores"]

@@ -57,8 +57,11 @@ def test_all_runs_every_rung_in_order_and_writes_one_result_each(
     assert ended.value.exit_code == 1  # one step teaches nothing, and the command says so
     said = capsys.readouterr().out
     assert [line.split()[2] for line in said.splitlines() if line.startswith("Learning")] == [
-        "copy", "map", "reorder", "reverse",
-    ]  # fmt: skip
+        "copy",
+        "map",
+        "reorder",
+        "reverse",
+    ]
     for task in Task:
         result = json.loads((tmp_path / "results" / f"copy_task_{task}.json").read_text())
         assert (result["task"], result["n_strings"], result["steps"]) == (task, 3, 1)

@@ -128,8 +128,9 @@ def test_multiply_adds_are_the_closed_forms(n: int, d: int) -> None:
     projections, attention = 4 * n * d * d, 2 * n * n * d
     for as_written in (False, True):
         assert multiply_adds(Attention(d, as_written=as_written), x_BTD) == (
-            B * (projections + attention), B * attention,
-        )  # fmt: skip
+            B * (projections + attention),
+            B * attention,
+        )
     for window, block in ((6, 32), (66, 33)):
         n_blocks = math.ceil(n / block)
         banded = 2 * n_blocks * block * 3 * block * d if n > 3 * block else attention

@@ -52,8 +52,11 @@ def test_the_papers_runs_are_the_papers() -> None:
         assert different == paper.stated, "beside En-De, En-Fr differs in what the paper says of it and in nothing else"
     trains = {name: paper.config().train for name, paper in PAPER_RUNS.items()}
     assert {name: (train.max_steps, train.average_last) for name, train in trains.items()} == {
-        "en_de_base": (100_000, 5), "en_fr_base": (100_000, 5), "en_de_big": (300_000, 20), "en_fr_big": (300_000, 20),
-    }  # fmt: skip
+        "en_de_base": (100_000, 5),
+        "en_fr_base": (100_000, 5),
+        "en_de_big": (300_000, 20),
+        "en_fr_big": (300_000, 20),
+    }
     assert [paper.config().model.dropout for paper in PAPER_RUNS.values()] == [0.1, 0.3, 0.1, 0.1]
     assert [paper.config().model.source_vocab_size for paper in PAPER_RUNS.values()] == [37_000, 37_000, 32_000, 32_000]
 
@@ -167,9 +170,19 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-TOY = ["model.n_encoder_layers=1", "model.n_decoder_layers=1", "model.d_model=32", "model.d_ff=64", "model.d_k=4",
-       "model.d_v=4", "data.batch_tokens=500", "train.max_steps=6", "train.checkpoint_steps=2", "train.average_last=2",
-       "decode.max_extra_tokens=3"]  # fmt: skip
+TOY = [
+    "model.n_encoder_layers=1",
+    "model.n_decoder_layers=1",
+    "model.d_model=32",
+    "model.d_ff=64",
+    "model.d_k=4",
+    "model.d_v=4",
+    "data.batch_tokens=500",
+    "train.max_steps=6",
+    "train.checkpoint_steps=2",
+    "train.average_last=2",
+    "decode.max_extra_tokens=3",
+]
 
 
 def test_the_command_trains_scores_and_shows(
@@ -241,10 +254,17 @@ def test_multi30k_is_shown_as_it_was_measured() -> None:
 def test_what_a_cpu_did_stands_apart_with_minutes_of_its_own() -> None:
     """Seeds on a GPU share it; runs on a CPU have cores of their own. A model of another size is compared alike."""
     run = {
-        "corpus": "europarl", "direction": "de-en", "parameters": 7e6, "minutes": 30.0, "beside": 2, "seed": 1,
-        "tokens_per_second": 5e3, "flops_counted": 1e15, "device": "cpu, 1 threads",
+        "corpus": "europarl",
+        "direction": "de-en",
+        "parameters": 7e6,
+        "minutes": 30.0,
+        "beside": 2,
+        "seed": 1,
+        "tokens_per_second": 5e3,
+        "flops_counted": 1e15,
+        "device": "cpu, 1 threads",
         "scores": {"newstest2014": {"bleu": 12.5, "interval": [12, 13], "signature": "s", "search": "beam 4"}},
-    }  # fmt: skip
+    }
     results = [{"runs": [run]}, {"runs": [run | {"device": "NVIDIA H200", "corpus": "europarl-big"}]}]
     on_cpu, on_gpu = (line for line in table2.table(results).splitlines() if line.startswith("| europarl"))
     assert "| 12.50 (12.0 to 13.0) | 1 | cpu, 1 threads | 30.0 | 5,000 |  | 1.0e+15 | 30.51 |" in on_cpu

@@ -232,8 +232,21 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "prepared"
 
 
-TOY = ["--scale", "16", "--steps", "4", "--device", "cpu", "--sentences", "5", "--depth", "2", "--set",
-       "data.batch_tokens=500", "decode.max_extra_tokens=3"]  # fmt: skip
+TOY = [
+    "--scale",
+    "16",
+    "--steps",
+    "4",
+    "--device",
+    "cpu",
+    "--sentences",
+    "5",
+    "--depth",
+    "2",
+    "--set",
+    "data.batch_tokens=500",
+    "decode.max_extra_tokens=3",
+]
 
 
 def test_the_command_runs_what_is_missing_and_shows_all(

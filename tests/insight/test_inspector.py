@@ -213,12 +213,16 @@ def record_of(pieces: list[str], **changes: Any) -> AttentionRecord:
 
     n = len(target)
     values: dict[str, Any] = {
-        "text": "Das ist.", "translation": "".join(pieces), "source": source, "target": target,
-        "source_words": (0, 1, 1, None), "target_words": (None, *range(n - 1)),
+        "text": "Das ist.",
+        "translation": "".join(pieces),
+        "source": source,
+        "target": target,
+        "source_words": (0, 1, 1, None),
+        "target_words": (None, *range(n - 1)),
         "tokens": tuple(Token(piece, 0.5, [("▁a", 0.25)]) for piece in pieces),
         "weights": {"encoder": rows(4, 4), "decoder": rows(n, n) * np.tri(n), "memory": rows(n, 4)},
         "alignment": ((0, 0), (1, 1)),
-    }  # fmt: skip
+    }
     return AttentionRecord(**(values | changes))
 
 

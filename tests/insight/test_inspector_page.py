@@ -245,11 +245,15 @@ def base_sized(n: int) -> AttentionRecord:
     pieces = [f"▁w{i}" for i in range(n - 1)]
     whole = np.ones((n, n), dtype=np.float32)
     return record_of(
-        pieces, text=" ".join(p[1:] for p in pieces), translation=" ".join(p[1:] for p in pieces),
-        source=(*pieces, "</s>"), source_words=(*range(n - 1), None), alignment=tuple((i, i) for i in range(n - 1)),
+        pieces,
+        text=" ".join(p[1:] for p in pieces),
+        translation=" ".join(p[1:] for p in pieces),
+        source=(*pieces, "</s>"),
+        source_words=(*range(n - 1), None),
+        alignment=tuple((i, i) for i in range(n - 1)),
         tokens=tuple(Token(piece, 0.5, []) for piece in pieces),
         weights={"encoder": rows(whole), "decoder": rows(np.tri(n, dtype=np.float32)), "memory": rows(whole)},
-    )  # fmt: skip
+    )
 
 
 def test_300_tokens_open_within_two_seconds_and_stay_usable(browser: Browser, tmp_path: Path) -> None:

@@ -72,10 +72,15 @@ def test_ctranslate2_in_int8_says_nearly_the_same(bundled: Translator, sources: 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"norm": "pre"}, {"positions": "learned"}, {"attention_bias": True, "output_bias": True}, {"activation": "gelu"},
-     {"tied_embeddings": "none"}],
+    [
+        {"norm": "pre"},
+        {"positions": "learned"},
+        {"attention_bias": True, "output_bias": True},
+        {"activation": "gelu"},
+        {"tied_embeddings": "none"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_ctranslate2_says_the_same_of_other_forms(changes: dict[str, Any], tmp_path: Path) -> None:
     """Random weights: long babble, in which any fault shows."""
     config = prime_config(**({"d_model": 110, "n_heads": 5, "d_k": 22, "d_v": 22, "dropout": 0.0} | changes))

@@ -150,11 +150,15 @@ def test_a_folder_of_the_first_version_still_translates_as_it_did() -> None:
 @pytest.mark.parametrize(
     ("part", "values"),
     [
-        ("origin", {"longest_source": "x"}), ("origin", {"directions": [1]}), ("alignment", {}),
-        ("alignment", {"layer": 99, "heads": [0], "shift": 0}), ("alignment", {"layer": 0, "heads": [0], "shift": 3}),
-        ("alignment", {"layer": 0, "heads": [], "shift": 0}), ("alignment", {"layer": 0, "heads": [99], "shift": 0}),
+        ("origin", {"longest_source": "x"}),
+        ("origin", {"directions": [1]}),
+        ("alignment", {}),
+        ("alignment", {"layer": 99, "heads": [0], "shift": 0}),
+        ("alignment", {"layer": 0, "heads": [0], "shift": 3}),
+        ("alignment", {"layer": 0, "heads": [], "shift": 0}),
+        ("alignment", {"layer": 0, "heads": [99], "shift": 0}),
     ],
-)  # fmt: skip
+)
 def test_a_folder_that_misremembers_where_it_comes_from_is_refused(folder: Path, part: str, values: object) -> None:
     description = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(description | {part: values}))

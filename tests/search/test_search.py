@@ -96,13 +96,9 @@ def find(
 
 
 # A beats B at first; what follows B is certain, what follows A is not.
-GARDEN = ScriptedModel({
-    (): {A: 0.6, B: 0.4},
-    (A,): {A: 0.35, B: 0.35, END: 0.3},
-    (B,): {C: 1.0},
-    (A, A): {END: 1.0},
-    (A, B): {END: 1.0},
-})  # fmt: skip
+GARDEN = ScriptedModel(
+    {(): {A: 0.6, B: 0.4}, (A,): {A: 0.35, B: 0.35, END: 0.3}, (B,): {C: 1.0}, (A, A): {END: 1.0}, (A, B): {END: 1.0}}
+)
 
 
 def test_a_beam_finds_what_greedy_search_walks_past() -> None:
@@ -304,9 +300,9 @@ def test_a_forced_prefix_is_kept_with_the_models_own_probability() -> None:
 
 
 def test_no_ngram_comes_twice() -> None:
-    loop = ScriptedModel({
-        past: {A: 0.6, B: 0.3, END: 0.1} for n in range(12) for past in itertools.product((A, B), repeat=n)
-    })  # fmt: skip
+    loop = ScriptedModel(
+        {past: {A: 0.6, B: 0.3, END: 0.1} for n in range(12) for past in itertools.product((A, B), repeat=n)}
+    )
     ((found,),) = find(loop, 3, beam_size=1, no_repeat_ngram=2, max_extra_tokens=7)
     pairs = list(itertools.pairwise(found.ids))
     assert found.ids[:3] == [A, A, B]

@@ -27,8 +27,19 @@ from transduce import Translation, Translator
 from transduce.serving.limits import Limits
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
-KINDS = ["application/json", *FORM.values(), "multipart/form-data; boundary=x", "multipart/form-data", "text/plain",
-         "application/json; charset=utf-16", "text/html", "application/octet-stream", "image/png", "x", ""]  # fmt: skip
+KINDS = [
+    "application/json",
+    *FORM.values(),
+    "multipart/form-data; boundary=x",
+    "multipart/form-data",
+    "text/plain",
+    "application/json; charset=utf-16",
+    "text/html",
+    "application/octet-stream",
+    "image/png",
+    "x",
+    "",
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +49,66 @@ def live() -> Iterator[Live]:
 
 
 VALUES: list[Any] = [
-    None, True, False, 0, -1, 1, 10**400, 1e308, 0.5, "", " ", "\0", "\x1b[31m", "\u202eabc\u202c", "\u200b" * 50,
-    "\u0301" * 4999, "\ufeff", "\ud800", "\udfff\ud800", "a\u0301" * 40, "\U0001f469\u200d\U0001f469" * 30,
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    10**400,
+    1e308,
+    0.5,
+    "",
+    " ",
+    "\0",
+    "\x1b[31m",
+    "\u202eabc\u202c",
+    "\u200b" * 50,
+    "\u0301" * 4999,
+    "\ufeff",
+    "\ud800",
+    "\udfff\ud800",
+    "a\u0301" * 40,
+    "\U0001f469\u200d\U0001f469" * 30,
     "<script>alert(1)</script>",
-    "'; DROP TABLE x; --", "{{7*7}}", "${jndi:ldap://x}", "../../../etc/passwd", "file:///etc/passwd", "%00", "%n%s",
-    "a" * 4999, "ß" * 200, "漢" * 1500, "a\n" * 150, "\r\n" * 1000, "\u2028" * 300, "<0x00><0xff>", "</s>", "<s><pad>",
-    "▁" * 50, [], [[]], [None], [["a"]], {}, {"a": 1}, ["a"] * 100, ["a"] * 101, [""] * 100, "auto", "de", "en",
-    "de\0", "DE", "1" * 99, "-0", "٣", "1e2", "0x10", "1_0",
-]  # fmt: skip
+    "'; DROP TABLE x; --",
+    "{{7*7}}",
+    "${jndi:ldap://x}",
+    "../../../etc/passwd",
+    "file:///etc/passwd",
+    "%00",
+    "%n%s",
+    "a" * 4999,
+    "ß" * 200,
+    "漢" * 1500,
+    "a\n" * 150,
+    "\r\n" * 1000,
+    "\u2028" * 300,
+    "<0x00><0xff>",
+    "</s>",
+    "<s><pad>",
+    "▁" * 50,
+    [],
+    [[]],
+    [None],
+    [["a"]],
+    {},
+    {"a": 1},
+    ["a"] * 100,
+    ["a"] * 101,
+    [""] * 100,
+    "auto",
+    "de",
+    "en",
+    "de\0",
+    "DE",
+    "1" * 99,
+    "-0",
+    "٣",
+    "1e2",
+    "0x10",
+    "1_0",
+]
 
 
 def bodies() -> Iterator[bytes]:
@@ -91,9 +154,25 @@ def test_no_body_makes_it_fail_or_hang(live: Live) -> None:
     assert live.ask().json() == {"translatedText": "That's good."}
 
 
-@pytest.mark.parametrize("path", ["/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/translate/", "//translate", "/a\\b",
-                                  "/static/../app.py", "/translate%00", "/%", "/%ff%fe", "/translate;x=1", "/*",
-                                  "http://evil.example/translate", "/" + "a" * 9000, "/?" + "b=1&" * 2000])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/translate/",
+        "//translate",
+        "/a\\b",
+        "/static/../app.py",
+        "/translate%00",
+        "/%",
+        "/%ff%fe",
+        "/translate;x=1",
+        "/*",
+        "http://evil.example/translate",
+        "/" + "a" * 9000,
+        "/?" + "b=1&" * 2000,
+    ],
+)
 def test_no_path_leads_to_a_file_or_an_error(live: Live, path: str) -> None:
     for method in (b"GET", b"POST", b"PUT", b"DELETE", b"HEAD", b"TRACE", b"CONNECT", b"PROPFIND"):
         answer = raw(live, method + b" " + path.encode() + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
@@ -216,9 +295,13 @@ def code_of(answer: bytes) -> int:
 
 def test_who_is_slow_is_not_waited_for(live: Live) -> None:
     head = b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    for sent, code in ((b"", None), (b"GET /languages HTT", None), (head, None),
-                       (head + b"content-length: 10\r\n\r\n{", 408),
-                       (head + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", 408)):  # fmt: skip
+    for sent, code in (
+        (b"", None),
+        (b"GET /languages HTT", None),
+        (head, None),
+        (head + b"content-length: 10\r\n\r\n{", 408),
+        (head + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", 408),
+    ):
         began = time.monotonic()
         answer = raw(live, sent)
         assert 0.5 < time.monotonic() - began < 5
@@ -366,8 +449,20 @@ def test_terminated_under_load_every_request_it_accepted_is_answered_with_its_ow
 def test_what_the_openapi_document_allows_and_forbids_is_answered_as_it_says(tmp_path: Path) -> None:
     with served(request_seconds=10) as live:
         checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{live.url}/openapi.json", "--checks", checks,
-                   "--max-examples", "60", "--seed", "1", "--no-color"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "schemathesis.cli",
+            "run",
+            f"{live.url}/openapi.json",
+            "--checks",
+            checks,
+            "--max-examples",
+            "60",
+            "--seed",
+            "1",
+            "--no-color",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
         assert sum(1 for entry in live.log if entry["path"] == "/translate") > 60

@@ -221,9 +221,14 @@ def test_every_limit_can_be_changed_and_none_can_be_lifted() -> None:
         for value in ("0", "-1"):
             with pytest.raises(ConfigError, match=field.name):
                 Limits().changed([f"{field.name}={value}"])
-    for setting, told in (("beams=3", "did you mean beam"), ("beam", "name=value"), ("beam=x", "a whole number"),
-                          ("beam=4", "below limit beam"),
-                          ("body_seconds=inf", "finite"), ("body_seconds=nan", "finite")):  # fmt: skip
+    for setting, told in (
+        ("beams=3", "did you mean beam"),
+        ("beam", "name=value"),
+        ("beam=x", "a whole number"),
+        ("beam=4", "below limit beam"),
+        ("body_seconds=inf", "finite"),
+        ("body_seconds=nan", "finite"),
+    ):
         with pytest.raises(ConfigError, match=told):
             Limits().changed([setting])
 
@@ -273,8 +278,9 @@ def test_what_is_not_installed_is_one_line() -> None:
     code = "import sys; sys.modules['uvicorn'] = None; sys.argv[1:] = ['serve']; from transduce.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (
-        2, "transduce: uvicorn is not installed: pip install 'transduce[serve]'\n"
-    )  # fmt: skip
+        2,
+        "transduce: uvicorn is not installed: pip install 'transduce[serve]'\n",
+    )
 
 
 def test_a_port_that_is_taken_is_one_line(live: Live) -> None:
@@ -290,8 +296,15 @@ def test_names_and_origins_of_others_are_refused() -> None:
         def get(**headers: str) -> httpx.Response:
             return httpx.get(f"{live.url}/languages", headers=headers)
 
-        for host, code in (("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:5", 200), ("mine.example", 200),
-                           ("evil.example", 400), ("[::1", 400), ("", 400)):  # fmt: skip
+        for host, code in (
+            ("localhost:1", 200),
+            ("127.0.0.1", 200),
+            ("[::1]:5", 200),
+            ("mine.example", 200),
+            ("evil.example", 400),
+            ("[::1", 400),
+            ("", 400),
+        ):
             assert get(host=host).status_code == code, host
         for origin in ("https://evil.example", "null", "http://[", "https://page.example.evil"):
             assert get(origin=origin).status_code == 403
@@ -367,10 +380,15 @@ def test_64_clients_each_get_what_they_would_get_alone(live: Live) -> None:
     def client(place: int) -> list[tuple[int, httpx.Response]]:
         with httpx.Client(timeout=120) as session:
             return [
-                (i, session.post(f"{live.url}/translate", json={"q": texts[i], "source": "de", "target": "en",
-                                                                "alternatives": 2 * (i % 5 == 0)}))
+                (
+                    i,
+                    session.post(
+                        f"{live.url}/translate",
+                        json={"q": texts[i], "source": "de", "target": "en", "alternatives": 2 * (i % 5 == 0)},
+                    ),
+                )
                 for i in range(place, len(texts), 64)
-            ]  # fmt: skip
+            ]
 
     with ThreadPoolExecutor(64) as clients:
         answers = dict(pair for some in clients.map(client, range(64)) for pair in some)

@@ -319,8 +319,15 @@ def test_hostile_text_is_shown_and_not_run(opened: Opened, live: Live) -> None:
     assert page.locator("#mirror").text_content() == text + "\u200b"
     pieces = [[f"▁{one}", 0.5] for one in HOSTILE]
     token = {"piece": f"▁{HOSTILE[0]}", "probability": 0.5, "word": 0, "runners_up": pieces}
-    answer = {"translatedText": HOSTILE[0], "log_prob": -1, "alternatives": [{"text": HOSTILE[2], "log_prob": -2}],
-              "flags": {"loop": HOSTILE[2]}, "tokens": [token], "n_first": 1, "alignment": [[0, 0]]}  # fmt: skip
+    answer = {
+        "translatedText": HOSTILE[0],
+        "log_prob": -1,
+        "alternatives": [{"text": HOSTILE[2], "log_prob": -2}],
+        "flags": {"loop": HOSTILE[2]},
+        "tokens": [token],
+        "n_first": 1,
+        "alignment": [[0, 0]],
+    }
     page.route("**/explain", lambda route: route.fulfill(json={"lines": [answer]}))
     type_in(page, "anders")
     page.locator("#output .flag").wait_for()

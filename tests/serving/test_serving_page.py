@@ -138,7 +138,7 @@ def test_vectors_are_those_of_the_library(live: Live, translator: Translator, po
         ("/inspect", {"q": "a\u2028b"}, 400, "leave line breaks out"),
         ("/embed", {"pool": "median"}, 400, "mean, max, first"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_told(live: Live, path: str, changes: dict[str, Any], code: int, told: str) -> None:
     answer = live.post(path, **changes)
     assert answer.status_code == code
@@ -168,8 +168,7 @@ def test_a_limit_is_kept_at_its_bound(translator: Translator, path: str, limit: 
 
 
 @pytest.mark.parametrize(
-    ("path", "limit"),
-    [("/explain", "explained_tokens"), ("/inspect", "inspected_tokens"), ("/embed", "tokens")],
+    ("path", "limit"), [("/explain", "explained_tokens"), ("/inspect", "inspected_tokens"), ("/embed", "tokens")]
 )
 def test_tokens_are_counted_to_the_last(translator: Translator, path: str, limit: str) -> None:
     n = len(translator.subwords.encode([WORDS])[0])
@@ -296,11 +295,27 @@ def test_the_page_has_no_script_or_style_of_its_own_and_asks_nobody_else(live: L
 
 @pytest.mark.parametrize(
     "path",
-    ["/translate.html", "/index.html", "/../pyproject.toml", "/page/style.css", "/style.css/", "/style.css%00",
-     "//style.css", "/..%2f..%2fpyproject.toml", "/%2e%2e/serving/app.py", "/style.css/../../app.py", "/.git/config",
-     "/STYLE.CSS", "/inspector.js?/../x", "/\\..\\app.py", "/%5c..%5capp.py", "/etc/passwd", "/asking.js;x",
-     "/style.css%2f..%2fapp.py"],
-)  # fmt: skip
+    [
+        "/translate.html",
+        "/index.html",
+        "/../pyproject.toml",
+        "/page/style.css",
+        "/style.css/",
+        "/style.css%00",
+        "//style.css",
+        "/..%2f..%2fpyproject.toml",
+        "/%2e%2e/serving/app.py",
+        "/style.css/../../app.py",
+        "/.git/config",
+        "/STYLE.CSS",
+        "/inspector.js?/../x",
+        "/\\..\\app.py",
+        "/%5c..%5capp.py",
+        "/etc/passwd",
+        "/asking.js;x",
+        "/style.css%2f..%2fapp.py",
+    ],
+)
 def test_no_other_name_reaches_a_file(live: Live, path: str) -> None:
     with socket.create_connection(("127.0.0.1", live.port), timeout=30) as raw:  # a client would put the path in order
         raw.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())

@@ -86,9 +86,15 @@ class Live:
 
 @contextmanager
 def served(
-    translator: Translator | dict[str, Translator] | None = None, *, access: Access | None = None, n_workers: int = 2,
-    alone: bool = False, proxies: Sequence[str] = (), log_text: bool = False, **limits: Any,
-) -> Iterator[Live]:  # fmt: skip
+    translator: Translator | dict[str, Translator] | None = None,
+    *,
+    access: Access | None = None,
+    n_workers: int = 2,
+    alone: bool = False,
+    proxies: Sequence[str] = (),
+    log_text: bool = False,
+    **limits: Any,
+) -> Iterator[Live]:
     models = translator if isinstance(translator, dict) else {"model": translator or bundled()}
     generous = {"client_rate": 1e6, "client_burst": 10**6}
     service = Service(models, Limits(**(generous | limits)), n_workers=n_workers, alone=alone)

@@ -308,9 +308,14 @@ def test_the_loss_and_its_gradient(n_vocabulary: int) -> None:
 def test_what_the_kernels_do_not_know_is_said() -> None:
     assert why_not(packed_config(), "cuda") is None
     for changes in (
-        {"norm": "pre"}, {"activation": "gelu"}, {"attention_dropout": 0.1}, {"ffn_dropout": 0.1},
-        {"attention_bias": True}, {"output_bias": True}, {"d_k": 7},
-    ):  # fmt: skip
+        {"norm": "pre"},
+        {"activation": "gelu"},
+        {"attention_dropout": 0.1},
+        {"ffn_dropout": 0.1},
+        {"attention_bias": True},
+        {"output_bias": True},
+        {"d_k": 7},
+    ):
         assert why_not(packed_config(**changes), "cuda") is not None, changes
     assert why_not(packed_config(d_v=16), "cpu") is None
     assert why_not(packed_config(attention_window=3, d_v=16), "cpu") is not None

@@ -52,8 +52,14 @@ from transduce.training.run import Request, Settled, claim, parse_budget, read_l
 from transduce.training.trainer import Share, Speed, Stopped, Trainer, TrainingError
 
 CPU = Choices("cpu", "float32", 1, 150, False)
-SETTINGS = ["train.max_steps=12", "train.checkpoint_steps=4", "data.batch_tokens=300", "data.n_shapes=8",
-            "train.average_last=2", "train.warmup_steps=5"]  # fmt: skip
+SETTINGS = [
+    "train.max_steps=12",
+    "train.checkpoint_steps=4",
+    "data.batch_tokens=300",
+    "data.n_shapes=8",
+    "train.average_last=2",
+    "train.warmup_steps=5",
+]
 
 
 @pytest.fixture(scope="session")
@@ -70,8 +76,18 @@ def prepared(prepared_folder: Path) -> Prepared:
 
 
 def config_for(*settings: str) -> RunConfig:
-    model = {"source_vocab_size": 300, "target_vocab_size": 300, "n_encoder_layers": 1, "n_decoder_layers": 1,
-             "d_model": 22, "d_ff": 13, "n_heads": 3, "d_k": 5, "d_v": 7, "dropout": 0.2}  # fmt: skip
+    model = {
+        "source_vocab_size": 300,
+        "target_vocab_size": 300,
+        "n_encoder_layers": 1,
+        "n_decoder_layers": 1,
+        "d_model": 22,
+        "d_ff": 13,
+        "n_heads": 3,
+        "d_k": 5,
+        "d_v": 7,
+        "dropout": 0.2,
+    }
     return override(with_model(tiny(), **model), [*SETTINGS, *settings])
 
 
@@ -375,8 +391,14 @@ def test_a_run_leaves_a_model_and_its_story(tmp_path: Path, prepared_folder: Pat
     events: list[dict[str, Any]] = []
     result = train(tmp_path / "run", request_for(prepared_folder), events.append, quiet)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
-        "checkpoints", "log.jsonl", "model", "request.json", "result.json", "run.json", "snapshots"
-    ]  # fmt: skip
+        "checkpoints",
+        "log.jsonl",
+        "model",
+        "request.json",
+        "result.json",
+        "run.json",
+        "snapshots",
+    ]
     model, config = load_model(tmp_path / "run" / "model")
     assert config == Settled.from_json((tmp_path / "run" / "run.json").read_text()).config
     assert result["steps"] == 12
@@ -405,9 +427,12 @@ def test_runs_can_be_compared(tmp_path: Path, prepared_folder: Path) -> None:
     first, second = (run.summary_of(path) for path in run.find_runs([tmp_path / "a", tmp_path / "b"]))
     assert (first["state"], second["state"]) == ("done", "at step 12")
     assert (first["dropout"], second["dropout"]) == (0.1, 0.5)
-    assert first["perplexity"] == json.loads((tmp_path / "a" / "result.json").read_text())["candidates"][
-        json.loads((tmp_path / "a" / "result.json").read_text())["taken"]
-    ]["perplexity"]  # fmt: skip
+    assert (
+        first["perplexity"]
+        == json.loads((tmp_path / "a" / "result.json").read_text())["candidates"][
+            json.loads((tmp_path / "a" / "result.json").read_text())["taken"]
+        ]["perplexity"]
+    )
     assert first["data"] == second["data"]
     assert first["config_hash"] != second["config_hash"]
     done = subprocess.run([sys.executable, "-m", "transduce", "runs", str(tmp_path)], capture_output=True, text=True)
@@ -430,12 +455,24 @@ def test_a_terminal_is_shown_bars_and_every_event_has_words(
     with display.live:
         display.told("reading", 10, None)
         train(tmp_path / "run", request_for(prepared_folder), display.tell, display.told)
-        for event in ({"event": "out of memory", "step": 3, "micro_limit": 500}, {"event": "bad step", "step": 4},
-                      {"event": "damaged", "step": 5, "fault": "x"}, {"event": "resumed", "step": 6}):  # fmt: skip
+        for event in (
+            {"event": "out of memory", "step": 3, "micro_limit": 500},
+            {"event": "bad step", "step": 4},
+            {"event": "damaged", "step": 5, "fault": "x"},
+            {"event": "resumed", "step": 6},
+        ):
             display.tell(event)
     shown = screen.getvalue()
-    for part in ("parameters", "step 12 of 12", "validation perplexity", "tokens/s", "out of memory; a pass holds 500",
-                 "is no number", "is damaged (x)", "going on from step 6"):  # fmt: skip
+    for part in (
+        "parameters",
+        "step 12 of 12",
+        "validation perplexity",
+        "tokens/s",
+        "out of memory; a pass holds 500",
+        "is no number",
+        "is damaged (x)",
+        "going on from step 6",
+    ):
         assert part in shown, part
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -498,10 +535,23 @@ def test_a_run_goes_on_from_a_model(tmp_path: Path, prepared_folder: Path) -> No
     train(tmp_path / "first", request_for(prepared_folder), quiet, quiet)
     first, _ = load_model(tmp_path / "first" / "model")
     files = write_pairs(tmp_path, "more", sentences(100, seed=3))
-    data = {"files": files, "pairs": [], "valid": None, "valid_pairs": [], "languages": None, "columns": "1,2",
-            "fields": None, "both_ways": False, "data_root": None}  # fmt: skip
-    request = Request(data=data, from_model=str(tmp_path / "first"), device="cpu",
-                      settings=[*SETTINGS, "train.max_steps=4", "train.rate_factor=1e-30"])  # fmt: skip
+    data = {
+        "files": files,
+        "pairs": [],
+        "valid": None,
+        "valid_pairs": [],
+        "languages": None,
+        "columns": "1,2",
+        "fields": None,
+        "both_ways": False,
+        "data_root": None,
+    }
+    request = Request(
+        data=data,
+        from_model=str(tmp_path / "first"),
+        device="cpu",
+        settings=[*SETTINGS, "train.max_steps=4", "train.rate_factor=1e-30"],
+    )
     train(tmp_path / "second", request, quiet, quiet)
     second, config = load_model(tmp_path / "second" / "model")
     assert config.model == first.config

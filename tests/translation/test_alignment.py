@@ -33,12 +33,14 @@ def test_pieces_belong_to_words_as_spaces_divide_them() -> None:
 
 def test_each_target_word_is_linked_to_what_it_looks_at_most() -> None:
     """Two source words of three pieces and the end mark; the second target word has two pieces."""
-    weight_TS = torch.tensor([
-        [0.6, 0.1, 0.1, 0.2],
-        [0.4, 0.3, 0.2, 0.1],  # alone, this piece would say word 0 or 1 equally
-        [0.2, 0.3, 0.4, 0.1],
-        [0.1, 0.1, 0.1, 0.7],  # looks at the end: linked to nothing
-    ])  # fmt: skip
+    weight_TS = torch.tensor(
+        [
+            [0.6, 0.1, 0.1, 0.2],
+            [0.4, 0.3, 0.2, 0.1],  # alone, this piece would say word 0 or 1 equally
+            [0.2, 0.3, 0.4, 0.1],
+            [0.1, 0.1, 0.1, 0.7],  # looks at the end: linked to nothing
+        ]
+    )
     assert word_links(weight_TS, [0, 1, 1], [0, 1, 1, 2]) == [(0, 0), (1, 1)]
     assert word_links(weight_TS[:0], [0], []) == []
 

@@ -75,10 +75,13 @@ def test_eight_bits_say_the_same_of_simple_things(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("I'm tired.\n", "")
     sources, references = (lines[:100] for lines in heldout())
     scores = [
-        bleu([one.text for one in Translator.load(device="cpu", precision=precision).translate(sources)], references,
-             n_bootstrap=0).value
+        bleu(
+            [one.text for one in Translator.load(device="cpu", precision=precision).translate(sources)],
+            references,
+            n_bootstrap=0,
+        ).value
         for precision in PRECISIONS
-    ]  # fmt: skip
+    ]
     assert abs(scores[0] - scores[1]) < 2
     assert scores[0] != scores[1]
 

@@ -39,9 +39,14 @@ def translator(trained: Path) -> Translator:
 
 def with_settings(translator: Translator, batch_size: int = 64, **changes: Any) -> Translator:
     return Translator(
-        translator.model, translator.config, translator.subwords, translator.origin, translator.heads,
-        settings=replace(translator.settings, **changes), batch_size=batch_size,
-    )  # fmt: skip
+        translator.model,
+        translator.config,
+        translator.subwords,
+        translator.origin,
+        translator.heads,
+        settings=replace(translator.settings, **changes),
+        batch_size=batch_size,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -289,9 +294,9 @@ def test_an_error_of_the_reader_comes_to_the_one_who_asked(translator: Translato
 def test_a_model_of_many_languages_is_told_which(translator: Translator, tmp_path: Path) -> None:
     subwords = Subwords.train(["ein Haus am See", "un maison", "a house"] * 9, 300, ["en", "fr"])
     origin = Origin(directions=(("de", "en"), ("de", "fr")), tagged_languages=("en", "fr"), longest_source=20)
-    config = replace(translator.config, model=replace(
-        translator.config.model, source_vocab_size=300, target_vocab_size=300
-    ))  # fmt: skip
+    config = replace(
+        translator.config, model=replace(translator.config.model, source_vocab_size=300, target_vocab_size=300)
+    )
     torch.manual_seed(1)
     save_model(tmp_path / "model", Transformer(config.model), config, subwords, origin)
     many = Translator.load(tmp_path / "model", device="cpu")

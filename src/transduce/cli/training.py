@@ -118,9 +118,16 @@ def prepare_command(
         raise ConfigError("no folder to write: add --out DIR")
     if files or pairs:
         train, valid_corpora = corpora.choose(
-            files or [], pairs or [], valid, valid_pairs or [],
-            languages=languages, columns=columns, fields=fields, both_ways=both_ways, data_root=data_root,
-        )  # fmt: skip
+            files or [],
+            pairs or [],
+            valid,
+            valid_pairs or [],
+            languages=languages,
+            columns=columns,
+            fields=fields,
+            both_ways=both_ways,
+            data_root=data_root,
+        )
         with progress_on_stderr(quiet) as progress:
             report = prepare(
                 train,
@@ -211,9 +218,16 @@ def train_command(
     if not files and not pairs:
         raise ConfigError("nothing to train on: give two files, or the name of a corpus (see prepare --list)")
     data = {
-        "files": files or [], "pairs": pairs or [], "valid": valid, "valid_pairs": valid_pairs or [],
-        "languages": languages, "columns": columns, "fields": fields, "both_ways": both_ways, "data_root": data_root,
-    }  # fmt: skip
+        "files": files or [],
+        "pairs": pairs or [],
+        "valid": valid,
+        "valid_pairs": valid_pairs or [],
+        "languages": languages,
+        "columns": columns,
+        "fields": fields,
+        "both_ways": both_ways,
+        "data_root": data_root,
+    }
     is_prepared = files is not None and len(files) == 1 and Path(files[0]).is_dir()
     request = Request(
         data={} if is_prepared else data,

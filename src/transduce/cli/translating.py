@@ -173,9 +173,17 @@ def evaluate_command(
 
     with progress_on_stderr(quiet) as told:
         evaluation, passport = evaluate_files(
-            find_model(model), source, reference, load, against=against and find_model(against), to=to,
-            n_bootstrap=bootstrap, with_compound_split=compound_split, tokenise=tokenise, progress=told,
-        )  # fmt: skip
+            find_model(model),
+            source,
+            reference,
+            load,
+            against=against and find_model(against),
+            to=to,
+            n_bootstrap=bootstrap,
+            with_compound_split=compound_split,
+            tokenise=tokenise,
+            progress=told,
+        )
     if as_json:
         print(json.dumps({"passport": passport, **evaluation.to_json()}, indent=2, ensure_ascii=False))
     else:
@@ -205,8 +213,7 @@ def serve_command(
         list[str] | None, typer.Option(metavar="URL", help="Let pages from there ask, by CORS. Repeatable.")
     ] = None,
     trust_proxy: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ADDRESS", help="Believe this proxy's X-Forwarded-For. Repeatable."),
+        list[str] | None, typer.Option(metavar="ADDRESS", help="Believe this proxy's X-Forwarded-For. Repeatable.")
     ] = None,
     log_text: Annotated[bool, typer.Option("--log-text", help="Write texts and translations into the log.")] = False,
     alone: Annotated[

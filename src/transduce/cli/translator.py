@@ -14,10 +14,7 @@ from transduce.errors import ConfigError
 if TYPE_CHECKING:
     from transduce.translation.translator import Translator
 
-BatchSize = Annotated[
-    int | None,
-    typer.Option(min=1, help="Sentences side by side, at most. Changes speed, not text."),
-]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Sentences side by side, at most. Changes speed, not text.")]
 Precision = Annotated[
     str, typer.Option("--dtype", metavar="float32|bfloat16|int8", help="Of the model's numbers; int8 is for CPUs.")
 ]
@@ -80,9 +77,13 @@ def load_translator(
     config = override(config, [*given, *settings])
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     translator = Translator.load(
-        model, device=device, dtype=dtype, settings=config.decode, batch_size=batch_size,
+        model,
+        device=device,
+        dtype=dtype,
+        settings=config.decode,
+        batch_size=batch_size,
         precision="int8" if precision == "int8" else "float32",
-    )  # fmt: skip
+    )
     if precision == "int8" and (reason := translator.why_slow) is not None:
         print(f"int8 is slow here: {reason}", file=sys.stderr)
     return translator

@@ -320,9 +320,14 @@ class Cells:
 
 
 AXES = {
-    "memory_key_LBHKS": 1, "memory_value_LBHSU": 1, "unseen_B11S": 0, "source_B": 0, "cell_LBHCW": 1, "hidden_BKC": 0,
+    "memory_key_LBHKS": 1,
+    "memory_value_LBHSU": 1,
+    "unseen_B11S": 0,
+    "source_B": 0,
+    "cell_LBHCW": 1,
+    "hidden_BKC": 0,
     "length_B": 0,
-}  # fmt: skip
+}
 """That of the sentences, in each tensor."""
 
 

@@ -170,10 +170,16 @@ def evaluate_files(
     progress("scoring", 0, None)
     names = [path.name if path is not None else None for path in (source, reference)]  # not where they lie here
     passport: dict[str, Any] = {
-        "model": model.name, "against": against.name if against else None, "to": to, "files": names,
-        "source": sha256_of(sources) if sources is not None else None, "reference": sha256_of(references),
-        "decode": None, "device": None, "dtype": None,
-    }  # fmt: skip
+        "model": model.name,
+        "against": against.name if against else None,
+        "to": to,
+        "files": names,
+        "source": sha256_of(sources) if sources is not None else None,
+        "reference": sha256_of(references),
+        "decode": None,
+        "device": None,
+        "dtype": None,
+    }
     perplexity: tuple[float | None, int] = (None, 0)
     if (translator := loaded.get(model)) is not None and sources is not None:
         perplexity = perplexity_of(translator, sources, references, to)
@@ -181,9 +187,15 @@ def evaluate_files(
         named = str(dtype) if translator.precision == "float32" else translator.precision
         passport |= {"decode": asdict(translator.settings), "device": str(translator.device), "dtype": named}
     evaluation = evaluate(
-        sources, references, translations, other=other, perplexity=perplexity, n_bootstrap=n_bootstrap,
-        with_compound_split=with_compound_split, tokenise=tokenise,
-    )  # fmt: skip
+        sources,
+        references,
+        translations,
+        other=other,
+        perplexity=perplexity,
+        n_bootstrap=n_bootstrap,
+        with_compound_split=with_compound_split,
+        tokenise=tokenise,
+    )
     return evaluation, passport
 
 

@@ -201,12 +201,7 @@ def paired(
 
 
 def _compare(
-    name: str,
-    metric: Metric,
-    system: Sequence[str],
-    other: Sequence[str],
-    sets: list[Sequence[str]],
-    n_samples: int,
+    name: str, metric: Metric, system: Sequence[str], other: Sequence[str], sets: list[Sequence[str]], n_samples: int
 ) -> Comparison:
     from sacrebleu.significance import PairedTest, Result
 

@@ -125,9 +125,12 @@ class Ablation:
             for part, changes in self.removals
         ]
         return {
-            "n_sentences": self.n_sentences, "n_without_loss": self.n_without_loss, "seconds": round(self.seconds, 1),
-            "whole": whole, "parts": parts,
-        }  # fmt: skip
+            "n_sentences": self.n_sentences,
+            "n_without_loss": self.n_without_loss,
+            "seconds": round(self.seconds, 1),
+            "whole": whole,
+            "parts": parts,
+        }
 
 
 def ablate(
@@ -174,9 +177,14 @@ def _scores(
 
 def _translator_of(model: Transformer, like: Translator) -> Translator:
     return Translator(
-        model, replace(like.config, model=model.config), like.subwords, like.origin,
-        settings=like.settings, batch_size=like.batch_size, precision=like.precision,
-    )  # fmt: skip
+        model,
+        replace(like.config, model=model.config),
+        like.subwords,
+        like.origin,
+        settings=like.settings,
+        batch_size=like.batch_size,
+        precision=like.precision,
+    )
 
 
 def ablate_files(
@@ -197,10 +205,15 @@ def ablate_files(
     sources, references = sources[:n_sentences], references[:n_sentences]
     found = ablate(translator, sources, references, to=to, n_bootstrap=n_bootstrap, progress=progress)
     passport = {
-        "files": [source.name, reference.name], "source": sha256_of(sources), "reference": sha256_of(references),
-        "to": to, "decode": asdict(translator.settings), "device": str(translator.device),
-        "n_threads": torch.get_num_threads(), "version": __version__,
-    }  # fmt: skip
+        "files": [source.name, reference.name],
+        "source": sha256_of(sources),
+        "reference": sha256_of(references),
+        "to": to,
+        "decode": asdict(translator.settings),
+        "device": str(translator.device),
+        "n_threads": torch.get_num_threads(),
+        "version": __version__,
+    }
     return found, passport
 
 

@@ -110,15 +110,18 @@ class AttentionRecord:
             "source_words": list(self.source_words),
             "target_words": list(self.target_words),
             "tokens": [
-                {"piece": token.piece, "probability": _short(token.probability),
-                 "runners_up": [[piece, _short(probability)] for piece, probability in token.runners_up]}
+                {
+                    "piece": token.piece,
+                    "probability": _short(token.probability),
+                    "runners_up": [[piece, _short(probability)] for piece, probability in token.runners_up],
+                }
                 for token in self.tokens
             ],
             "alignment": None if self.alignment is None else [list(link) for link in self.alignment],
             "heads": [_head_to_json(head) for head in self.heads],
             "most_telling": most_telling(self.heads),
             "weights": {kind: _pack(weight_LHQM) for kind, weight_LHQM in self.weights.items()},
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> AttentionRecord:

@@ -20,17 +20,7 @@ from transduce.config import ModelConfig, TrainConfig
 from transduce.data.subword import SPACE_MARK
 from transduce.errors import ConfigError
 from transduce.insight.appendix import Subject, anaphora, dependency, two_heads
-from transduce.insight.drawing import (
-    COLOURS,
-    FAINT,
-    FORMATS,
-    INK,
-    Drawn,
-    drawn,
-    new_figure,
-    row_of_axes,
-    write_figure,
-)
+from transduce.insight.drawing import COLOURS, FAINT, FORMATS, INK, Drawn, drawn, new_figure, row_of_axes, write_figure
 from transduce.reference import attend, learning_rate, loss, sinusoid, smoothed_targets
 
 if TYPE_CHECKING:

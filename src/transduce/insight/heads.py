@@ -113,9 +113,12 @@ def self_places(pieces: Sequence[str], is_mark: Sequence[bool]) -> dict[Place, A
 
 
 def memory_places(
-    source: Sequence[str], is_mark: Sequence[bool], source_words: Sequence[int | None],
-    target_words: Sequence[int | None], links: Sequence[Link] | None,
-) -> dict[Place, Array]:  # fmt: skip
+    source: Sequence[str],
+    is_mark: Sequence[bool],
+    source_words: Sequence[int | None],
+    target_words: Sequence[int | None],
+    links: Sequence[Link] | None,
+) -> dict[Place, Array]:
     """For the target, which looks at the source; words by their index, None for marks. Without links, no words."""
     linked: dict[int, set[int]] = {}
     for s, t in links or ():

@@ -34,10 +34,15 @@ def to_page(records: Sequence[AttentionRecord], model: str = "", direction: str 
     html, style, script = (
         (PAGE / name).read_text(encoding="utf-8") for name in ("index.html", "style.css", "inspector.js")
     )
-    policy = "; ".join([
-        "default-src 'none'", f"script-src {_hash(script)}", f"style-src {_hash(style)}", "base-uri 'none'",
-        "form-action 'none'",
-    ])  # fmt: skip
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {_hash(script)}",
+            f"style-src {_hash(style)}",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
     title = f"{records[0].text[:60]} - {TITLE}" if records else TITLE
     data = _inside_script(for_page(records, model, direction))
     replacements = {

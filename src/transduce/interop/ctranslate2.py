@@ -41,9 +41,11 @@ def specification(model: Transformer, subwords: Subwords) -> Any:
     check(config)
     activation = {"relu": Activation.RELU, "gelu": Activation.GELU, "swish": Activation.SWISH}[config.activation]
     spec = TransformerSpec.from_config(
-        (config.n_encoder_layers, config.n_decoder_layers), config.n_heads, pre_norm=config.norm == "pre",
+        (config.n_encoder_layers, config.n_decoder_layers),
+        config.n_heads,
+        pre_norm=config.norm == "pre",
         activation=activation,
-    )  # fmt: skip
+    )
     model = copy.deepcopy(model)  # quantising works in place, on whatever it was given
     weights, embedding = model.weights(), model.embedding
     sides = (

@@ -23,14 +23,26 @@ def to_marian(model: Transformer, longest: int = 1024) -> Any:
     config = model.config
     check(config)
     settings = MarianConfig(
-        vocab_size=config.target_vocab_size, d_model=config.d_model, max_position_embeddings=longest,
-        encoder_layers=config.n_encoder_layers, decoder_layers=config.n_decoder_layers,
-        encoder_attention_heads=config.n_heads, decoder_attention_heads=config.n_heads,
-        encoder_ffn_dim=config.d_ff, decoder_ffn_dim=config.d_ff, activation_function=config.activation,
-        scale_embedding=True, dropout=config.dropout, attention_dropout=config.attention_dropout,
-        activation_dropout=config.ffn_dropout, pad_token_id=config.pad_id, eos_token_id=config.eos_id,
-        bos_token_id=None, decoder_start_token_id=config.bos_id, forced_eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=config.target_vocab_size,
+        d_model=config.d_model,
+        max_position_embeddings=longest,
+        encoder_layers=config.n_encoder_layers,
+        decoder_layers=config.n_decoder_layers,
+        encoder_attention_heads=config.n_heads,
+        decoder_attention_heads=config.n_heads,
+        encoder_ffn_dim=config.d_ff,
+        decoder_ffn_dim=config.d_ff,
+        activation_function=config.activation,
+        scale_embedding=True,
+        dropout=config.dropout,
+        attention_dropout=config.attention_dropout,
+        activation_dropout=config.ffn_dropout,
+        pad_token_id=config.pad_id,
+        eos_token_id=config.eos_id,
+        bos_token_id=None,
+        decoder_start_token_id=config.bos_id,
+        forced_eos_token_id=None,
+    )
     theirs, weights = MarianMTModel(settings), model.weights()
     for module in theirs.modules():
         if isinstance(module, torch.nn.LayerNorm):
@@ -53,13 +65,26 @@ def from_marian(theirs: Any) -> Transformer:
     given = theirs.config
     width = given.d_model // given.encoder_attention_heads
     config = ModelConfig(
-        source_vocab_size=given.vocab_size, target_vocab_size=given.vocab_size, d_model=given.d_model,
-        n_encoder_layers=given.encoder_layers, n_decoder_layers=given.decoder_layers, d_ff=given.encoder_ffn_dim,
-        n_heads=given.encoder_attention_heads, d_k=width, d_v=width, activation=given.activation_function,
-        attention_bias=True, output_bias=True, norm_eps=1e-5, dropout=given.dropout,
-        attention_dropout=given.attention_dropout, ffn_dropout=given.activation_dropout, pad_id=given.pad_token_id,
-        bos_id=given.decoder_start_token_id, eos_id=given.eos_token_id,
-    )  # fmt: skip
+        source_vocab_size=given.vocab_size,
+        target_vocab_size=given.vocab_size,
+        d_model=given.d_model,
+        n_encoder_layers=given.encoder_layers,
+        n_decoder_layers=given.decoder_layers,
+        d_ff=given.encoder_ffn_dim,
+        n_heads=given.encoder_attention_heads,
+        d_k=width,
+        d_v=width,
+        activation=given.activation_function,
+        attention_bias=True,
+        output_bias=True,
+        norm_eps=1e-5,
+        dropout=given.dropout,
+        attention_dropout=given.attention_dropout,
+        ffn_dropout=given.activation_dropout,
+        pad_id=given.pad_token_id,
+        bos_id=given.decoder_start_token_id,
+        eos_id=given.eos_token_id,
+    )
     same = (("encoder_ffn_dim", "decoder_ffn_dim"), ("encoder_attention_heads", "decoder_attention_heads"))
     if any(getattr(given, one) != getattr(given, other) for one, other in same) or not given.scale_embedding:
         raise ConfigError("a Marian whose encoder and decoder differ, or whose embeddings are not scaled, is not known")
@@ -73,9 +98,14 @@ def from_marian(theirs: Any) -> Transformer:
 def check(config: ModelConfig) -> None:
     """Refuses what Marian cannot be."""
     needed = replace(
-        config, norm="post", positions="sinusoid", attention_window=None, tied_embeddings="three",
-        d_k=config.d_model // config.n_heads, d_v=config.d_model // config.n_heads,
-    )  # fmt: skip
+        config,
+        norm="post",
+        positions="sinusoid",
+        attention_window=None,
+        tied_embeddings="three",
+        d_k=config.d_model // config.n_heads,
+        d_v=config.d_model // config.n_heads,
+    )
     for name in ("norm", "positions", "attention_window", "tied_embeddings", "d_k", "d_v"):
         if getattr(config, name) != getattr(needed, name):
             raise ConfigError(

@@ -78,9 +78,13 @@ class Beams:
 
     @classmethod
     def start(
-        cls, sentences: Sequence[Sentence], settings: DecodeConfig, limits: Sequence[int], bos_id: int,
+        cls,
+        sentences: Sequence[Sentence],
+        settings: DecodeConfig,
+        limits: Sequence[int],
+        bos_id: int,
         device: torch.device,
-    ) -> Beams:  # fmt: skip
+    ) -> Beams:
         n, n_kept, longest = len(sentences), settings.n_hypotheses, max(limits)
         n_forced = max(len(sentence.prefix) for sentence in sentences)
         forced = [[*sentence.prefix, *[NONE] * (n_forced - len(sentence.prefix))] for sentence in sentences]
@@ -171,10 +175,18 @@ def harvest(beams: Beams, sentences: Sequence[int], settings: DecodeConfig) -> l
     found = []
     columns = here(
         [
-            beams.margin_B, beams.n_ended_B, beams.ended_token_BKT, beams.ended_log_prob_BK, beams.ended_score_BK,
-            beams.ended_length_BK, beams.token_BKT, beams.log_prob_BK, beams.length_B,
-        ], sentences,
-    )  # fmt: skip
+            beams.margin_B,
+            beams.n_ended_B,
+            beams.ended_token_BKT,
+            beams.ended_log_prob_BK,
+            beams.ended_score_BK,
+            beams.ended_length_BK,
+            beams.token_BKT,
+            beams.log_prob_BK,
+            beams.length_B,
+        ],
+        sentences,
+    )
     for margins, n_ended, tokens, log_probs, scores, lengths, live, live_log_probs, length in zip(
         *columns, strict=True
     ):
@@ -191,8 +203,9 @@ def harvest(beams: Beams, sentences: Sequence[int], settings: DecodeConfig) -> l
             live_scores = (torch.from_numpy(live_log_probs) / penalty).tolist()
             cut = [
                 Hypothesis(live[i, :length].tolist(), float(live_log_probs[i]), live_scores[i], False, float(margins))
-                for i in sorted(range(len(live)), key=lambda i: -live_scores[i]) if live_log_probs[i] > -torch.inf
-            ]  # fmt: skip
+                for i in sorted(range(len(live)), key=lambda i: -live_scores[i])
+                if live_log_probs[i] > -torch.inf
+            ]
         nothing = Hypothesis([], -math.inf, -math.inf, False, margin)
         found.append(([*ended, *cut] or [nothing])[: settings.n_best])
     return found

@@ -173,9 +173,14 @@ def advance(beams: Beams, peaks: Peaks, how: How, doubts: Doubts | None = None) 
     state_BK = rules.next_AV[beams.state_BK.gather(1, chosen.parent_BK), chosen.token_BK]
 
     after = replace(
-        beams, length_B=length_B, margin_B=torch.minimum(beams.margin_B, chosen.margin_B), token_BKT=token_BKT,
-        last_BK=chosen.token_BK, log_prob_BK=chosen.log_prob_BK, state_BK=state_BK,
-    )  # fmt: skip
+        beams,
+        length_B=length_B,
+        margin_B=torch.minimum(beams.margin_B, chosen.margin_B),
+        token_BKT=token_BKT,
+        last_BK=chosen.token_BK,
+        log_prob_BK=chosen.log_prob_BK,
+        state_BK=state_BK,
+    )
     has_ended_BK = (chosen.token_BK == eos_id) & (chosen.log_prob_BK > -torch.inf)
     if doubts.noted is None and not bool(has_ended_BK.any()):
         return after, chosen.parent_BK
@@ -219,9 +224,17 @@ def limit_of(sentence: Sentence, settings: DecodeConfig, longest: int | None) ->
 
 
 def _take_in(
-    stepper: Stepper[S], config: ModelConfig, settings: DecodeConfig, longest: int | None, device: torch.device,
-    running: list[Sentence], beams: Beams | None, state: S | None, gone: list[int], new: list[Sentence],
-) -> tuple[list[Sentence], Beams, S, list[int]]:  # fmt: skip
+    stepper: Stepper[S],
+    config: ModelConfig,
+    settings: DecodeConfig,
+    longest: int | None,
+    device: torch.device,
+    running: list[Sentence],
+    beams: Beams | None,
+    state: S | None,
+    gone: list[int],
+    new: list[Sentence],
+) -> tuple[list[Sentence], Beams, S, list[int]]:
     """Beside those that run. By the stepper's own way where it has one, and all take the places of others."""
     limits, n_kept, n = [limit_of(sentence, settings, longest) for sentence in new], settings.n_hypotheses, len(new)
     if beams is not None and isinstance(stepper, OwnEntrance) and settings.method == "beam" and n <= len(gone):
@@ -245,9 +258,15 @@ def _in_places(running: list[Sentence], places: Sequence[int], new: Sequence[Sen
 
 
 def _enter(
-    running: list[Sentence], beams: Beams, state: S, gone: list[int],
-    new: list[Sentence], new_beams: Beams, fresh: S, n_kept: int,
-) -> tuple[list[Sentence], Beams, S, list[int]]:  # fmt: skip
+    running: list[Sentence],
+    beams: Beams,
+    state: S,
+    gone: list[int],
+    new: list[Sentence],
+    new_beams: Beams,
+    fresh: S,
+    n_kept: int,
+) -> tuple[list[Sentence], Beams, S, list[int]]:
     """New sentences take the places of those that are gone, and the others places behind."""
     device = beams.number_B.device
     n, n_put = len(new), min(len(new), len(gone))

@@ -75,9 +75,15 @@ class Peaks:
         return cls(peak_RN, log_sum_R1, look, logits)
 
     def best(
-        self, so_far_BK: Tensor, state_BK: Tensor, penalty_AV: Tensor, n_open_B1: Tensor, may_end_B: Tensor | None,
-        eos_id: int, doubts: Doubts,
-    ) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
+        self,
+        so_far_BK: Tensor,
+        state_BK: Tensor,
+        penalty_AV: Tensor,
+        n_open_B1: Tensor,
+        may_end_B: Tensor | None,
+        eos_id: int,
+        doubts: Doubts,
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Of all continuations of a sentence's hypotheses the K + 1 best, the best first: their log-probability, whose
         they are, by which token. None where the groups with the highest peaks are not enough to tell: too many tokens
         are forbidden, or one as good was not looked at.

@@ -37,11 +37,17 @@ def transitions() -> dict[tuple[int, int], int]:
     }
     table |= {(START, byte): state for state, of in leads.items() for byte in of}
     follows = [
-        (ONE, more, START), (TWO, more, ONE), (THREE, more, TWO),
-        (AFTER_E0, range(0xA0, 0xC0), ONE), (AFTER_ED, range(0x80, 0xA0), ONE),
-        (AFTER_F0, range(0x90, 0xC0), TWO), (AFTER_F4, range(0x80, 0x90), TWO),
-        (AFTER_C2, more, START), (AFTER_E2, more, ONE), (AFTER_E2_80, more, START),
-    ]  # fmt: skip
+        (ONE, more, START),
+        (TWO, more, ONE),
+        (THREE, more, TWO),
+        (AFTER_E0, range(0xA0, 0xC0), ONE),
+        (AFTER_ED, range(0x80, 0xA0), ONE),
+        (AFTER_F0, range(0x90, 0xC0), TWO),
+        (AFTER_F4, range(0x80, 0x90), TWO),
+        (AFTER_C2, more, START),
+        (AFTER_E2, more, ONE),
+        (AFTER_E2_80, more, START),
+    ]
     table |= {(state, byte): after for state, bytes_, after in follows for byte in bytes_}
     table[AFTER_E2, 0x80] = AFTER_E2_80
     for state, byte in ((AFTER_C2, 0x85), (AFTER_E2_80, 0xA8), (AFTER_E2_80, 0xA9)):

@@ -91,9 +91,13 @@ def make_app(service: Service, access: Access, log: Callable[[dict[str, Any]], N
     from transduce.serving.page import add_page
 
     app = FastAPI(
-        title="transduce", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
+        title="transduce",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
         description="Translation, by LibreTranslate's API.",
-    )  # fmt: skip
+    )
 
     async def refuse(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, HTTPException):
@@ -119,9 +123,11 @@ def make_app(service: Service, access: Access, log: Callable[[dict[str, Any]], N
     from starlette.middleware.cors import CORSMiddleware
 
     return CORSMiddleware(
-        guarded, allow_origins=access.origins, allow_methods=["GET", "POST"],
+        guarded,
+        allow_origins=access.origins,
+        allow_methods=["GET", "POST"],
         allow_headers=["authorization", "content-type"],
-    )  # fmt: skip
+    )
 
 
 async def left(request: Any) -> None:

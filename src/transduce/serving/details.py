@@ -36,9 +36,18 @@ Gone = Callable[[], Awaitable[None]]
 Prefix = str | list[str]
 
 TOLD = (
-    "body_bytes", "characters", "texts", "sentences", "tokens", "beam", "alternatives", "explained_texts",
-    "explained_tokens", "inspected_tokens", "request_seconds",
-)  # fmt: skip
+    "body_bytes",
+    "characters",
+    "texts",
+    "sentences",
+    "tokens",
+    "beam",
+    "alternatives",
+    "explained_texts",
+    "explained_tokens",
+    "inspected_tokens",
+    "request_seconds",
+)
 """Limits that a client can mind."""
 
 
@@ -111,9 +120,16 @@ class Details:
         return job
 
     async def found(
-        self, question: Question, prefix: Prefix, most: int, client: str, gone: Gone, note: dict[str, Any], *,
+        self,
+        question: Question,
+        prefix: Prefix,
+        most: int,
+        client: str,
+        gone: Gone,
+        note: dict[str, Any],
+        *,
         is_whole: bool = False,
-    ) -> Job:  # fmt: skip
+    ) -> Job:
         """Lines that are translated. `most`: tokens of the longest sentence, or of the whole."""
         if any(set(text) & set(LINE_BREAKS) for text in question.texts):
             raise Refusal(400, "q must be a line, or a list of lines: leave line breaks out")
@@ -174,10 +190,14 @@ def _line_to_json(job: Job, place: int) -> dict[str, Any]:
         words += [None] * (len(part.tokens) - len(part.target_words))  # the end mark
         first += max(0, n_words(part.target_words) - (not segment.gap))
     tokens = [
-        {"piece": token.piece, "probability": _short(token.probability), "word": word,
-         "runners_up": [[piece, _short(probability)] for piece, probability in token.runners_up]}
+        {
+            "piece": token.piece,
+            "probability": _short(token.probability),
+            "word": word,
+            "runners_up": [[piece, _short(probability)] for piece, probability in token.runners_up],
+        }
         for token, word in zip(translation.tokens or (), words, strict=True)
-    ]  # fmt: skip
+    ]
     others = [{"text": other.text, "log_prob": _short(other.log_prob)} for other in translation.alternatives[1:]]
     return {
         "translatedText": translation.text,

@@ -122,9 +122,14 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 class Guard:
     def __init__(
-        self, app: App, service: Service, access: Access, known: Collection[str], log: Callable[[dict[str, Any]], None],
+        self,
+        app: App,
+        service: Service,
+        access: Access,
+        known: Collection[str],
+        log: Callable[[dict[str, Any]], None],
         direct: Mapping[tuple[str, str], Route],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`known`: paths that are called by their names in logs and metrics; others could be anything. `direct`: by
         method and path, routes of the application that are asked without it, which takes as long as all else does; they
         refuse by a Refusal alone."""

@@ -64,11 +64,19 @@ class Metrics:
             ]
             parts = [
                 ("requests_total", "counter", "Answers, by path and code.", requests),
-                ("request_seconds", "histogram", "From a request to its answer.",
-                 self.seconds.lines("transduce_request_seconds")),
-                ("batch_fill", "histogram", "Share of a batch's places taken, by turns of the search.",
-                 self.fill.lines("transduce_batch_fill")),
-            ]  # fmt: skip
+                (
+                    "request_seconds",
+                    "histogram",
+                    "From a request to its answer.",
+                    self.seconds.lines("transduce_request_seconds"),
+                ),
+                (
+                    "batch_fill",
+                    "histogram",
+                    "Share of a batch's places taken, by turns of the search.",
+                    self.fill.lines("transduce_batch_fill"),
+                ),
+            ]
             numbers = [
                 ("queue_sentences", "gauge", "Sentences that wait.", n_waiting),
                 ("running_sentences", "gauge", "Sentences that are being translated.", n_running),

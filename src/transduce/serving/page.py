@@ -22,11 +22,20 @@ FILES = {
 }
 MANUAL = "/docs"
 PATHS = frozenset({*FILES, MANUAL})
-POLICY = "; ".join([
-    "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self'",
-    "frame-ancestors 'none'", "base-uri 'none'", "form-action 'none'", "require-trusted-types-for 'script'",
-    "trusted-types 'none'",
-])  # fmt: skip
+POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    ]
+)
 """The last two: whatever would turn text into HTML or script throws, whoever wrote it."""
 
 

@@ -106,11 +106,20 @@ def make_server(app: Any, service: Service, proxies: Sequence[str] = ()) -> Any:
             return await super().on_tick(counter)
 
     config = uvicorn.Config(
-        app, log_config=None, log_level="critical", access_log=False, server_header=False, lifespan="off", ws="none",
-        proxy_headers=bool(proxies), forwarded_allow_ips=list(proxies), http=_protocol(limits, bool(proxies)),
-        timeout_keep_alive=max(1, round(limits.header_seconds)), timeout_graceful_shutdown=CLOSE_SECONDS,
+        app,
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
+        http=_protocol(limits, bool(proxies)),
+        timeout_keep_alive=max(1, round(limits.header_seconds)),
+        timeout_graceful_shutdown=CLOSE_SECONDS,
         h11_max_incomplete_event_size=limits.header_bytes,
-    )  # fmt: skip
+    )
     return Server(config)
 
 
@@ -174,9 +183,15 @@ def _protocol(limits: Limits, has_proxy: bool) -> type[Any]:
 
 
 def serve(
-    service: Service, access: Access, host: str, port: int, *, proxies: Sequence[str] = (), log_text: bool = False,
+    service: Service,
+    access: Access,
+    host: str,
+    port: int,
+    *,
+    proxies: Sequence[str] = (),
+    log_text: bool = False,
     quiet: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Until a signal comes."""
     from transduce.serving.application import make_app
 

@@ -85,12 +85,7 @@ class Choices:
 
 
 def choose(
-    config: RunConfig,
-    device: str | None,
-    n_ranks: int,
-    longest: int,
-    deterministic: bool,
-    passes: str | None = None,
+    config: RunConfig, device: str | None, n_ranks: int, longest: int, deterministic: bool, passes: str | None = None
 ) -> Choices:
     """`device` None: a GPU where there is one. `longest`: tokens of a sentence, which a pass must hold. `passes`: a
     `Way`, or None for what is best."""

@@ -130,9 +130,12 @@ def train(folder: Path, request: Request, tell: Tell, progress: Progress) -> dic
         trainer.run()
     ended = trainer.finish()
     result = {
-        **ended, "steps": trainer.state.step, "target_tokens": trainer.state.n_tokens,
-        "seconds": round(trainer.state.seconds, 1), "config_hash": settled.config.hash(),
-    }  # fmt: skip
+        **ended,
+        "steps": trainer.state.step,
+        "target_tokens": trainer.state.n_tokens,
+        "seconds": round(trainer.state.seconds, 1),
+        "config_hash": settled.config.hash(),
+    }
     if group.is_first:
         write_whole(folder / RESULT, json.dumps(result, indent=2) + "\n")
         if not (folder / MODEL).exists():
@@ -219,11 +222,16 @@ def settle(folder: Path, request: Request, n_ranks: int, began: float, tell: Tel
             speed = trainer.calibrate(calibrate_seconds, n_ranks)
     config = in_time(config, speed, budget, time.monotonic() - began)
     forecast = {
-        "size": size, "parameters": sum(p.numel() for p in trainer.parameters), "steps": config.train.max_steps,
-        "seconds": round(config.train.max_steps * speed.seconds_per_step, 1), "memory_bytes": speed.memory_bytes,
-        "epochs": round(config.train.max_steps / trainer.layout.n_steps, 1), "batch_tokens": config.data.batch_tokens,
-        "seconds_per_step": speed.seconds_per_step, "tokens_per_second": speed.tokens_per_second,
-    }  # fmt: skip
+        "size": size,
+        "parameters": sum(p.numel() for p in trainer.parameters),
+        "steps": config.train.max_steps,
+        "seconds": round(config.train.max_steps * speed.seconds_per_step, 1),
+        "memory_bytes": speed.memory_bytes,
+        "epochs": round(config.train.max_steps / trainer.layout.n_steps, 1),
+        "batch_tokens": config.data.batch_tokens,
+        "seconds_per_step": speed.seconds_per_step,
+        "tokens_per_second": speed.tokens_per_second,
+    }
     settled = Settled(config, choices, {"forecast": forecast, "n_ranks": n_ranks, **_passport(prepared, choices)})
     write_whole(folder / RUN, settled.to_json() + "\n")
     tell({"event": "forecast", "step": 0, **forecast, **asdict(choices)})
@@ -237,9 +245,15 @@ def _prepare(folder: Path, request: Request, parent: Parent | None, progress: Pr
     if vocab_size is None and request.size in ("base", "big"):
         vocab_size = PRESETS[request.size]().model.source_vocab_size
     prepare(
-        train_corpora, folder / PREPARED, config.data, valid=valid_corpora, vocab_size=vocab_size,
-        with_cleaning=not request.keep_all, subwords=parent.subwords if parent else None, progress=progress,
-    )  # fmt: skip
+        train_corpora,
+        folder / PREPARED,
+        config.data,
+        valid=valid_corpora,
+        vocab_size=vocab_size,
+        with_cleaning=not request.keep_all,
+        subwords=parent.subwords if parent else None,
+        progress=progress,
+    )
 
 
 class Parent(NamedTuple):

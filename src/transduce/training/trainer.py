@@ -143,9 +143,12 @@ class Trainer:
     def _layout_of(self, examples: Examples, seed: int) -> Layout:
         settings, micro_tokens = self.config.data, self.choices.micro_tokens
         return make_layout(
-            *examples.lengths(), batch_tokens=settings.batch_tokens, n_shapes=settings.n_shapes, seed=seed,
+            *examples.lengths(),
+            batch_tokens=settings.batch_tokens,
+            n_shapes=settings.n_shapes,
+            seed=seed,
             micro_tokens=micro_tokens,
-        )  # fmt: skip
+        )
 
     def _written_passes(self) -> GraphPasses | ThreadPasses:
         return written_passes(
@@ -287,13 +290,21 @@ class Trainer:
         if read["bad_steps"]:
             self._keep_bad_batch(read["last_bad_step"])
             self.tell({"event": "bad step", "step": read["last_bad_step"], "in_a_row": read["bad_in_a_row"]})
-        self.tell({
-            "event": "step", "step": step, "loss": read["loss"], "gradient_norm": read["gradient_norm"],
-            "learning_rate": self._rate(step), "tokens_per_second": read["tokens_per_second"],
-            "memory_bytes": self.memory_bytes(),
-            "seconds": round(self.state.seconds, 2), "epoch": round(step / self.layout.n_steps, 3),
-            "seconds_per_step": read["seconds_per_step"], "max_steps": self.config.train.max_steps,
-        })  # fmt: skip
+        self.tell(
+            {
+                "event": "step",
+                "step": step,
+                "loss": read["loss"],
+                "gradient_norm": read["gradient_norm"],
+                "learning_rate": self._rate(step),
+                "tokens_per_second": read["tokens_per_second"],
+                "memory_bytes": self.memory_bytes(),
+                "seconds": round(self.state.seconds, 2),
+                "epoch": round(step / self.layout.n_steps, 3),
+                "seconds_per_step": read["seconds_per_step"],
+                "max_steps": self.config.train.max_steps,
+            }
+        )
         if read["bad_in_a_row"] >= self.config.train.max_bad_steps:
             raise TrainingError(
                 f"{read['bad_in_a_row']} steps in a row gave a loss or gradient that is no number, the last at step "
@@ -424,10 +435,17 @@ class Trainer:
             return None
         valid = self.validation_loss()
         self.state.losses[self.state.step] = valid.loss
-        self.tell({
-            "event": "valid", "step": self.state.step, "loss": valid.loss, "perplexity": valid.perplexity,
-            "accuracy": valid.accuracy, "is_best": self.state.best_step() == self.state.step, **self._judged(),
-        })  # fmt: skip
+        self.tell(
+            {
+                "event": "valid",
+                "step": self.state.step,
+                "loss": valid.loss,
+                "perplexity": valid.perplexity,
+                "accuracy": valid.accuracy,
+                "is_best": self.state.best_step() == self.state.step,
+                **self._judged(),
+            }
+        )
         return valid
 
     def _judged(self) -> dict[str, Any]:
@@ -543,8 +561,12 @@ class Trainer:
                 continue
             self.model.load_weights(self._average(chosen))
             valid = self.validation_loss() if len(self.valid_examples) else None
-            found[name] = {"steps": chosen, "loss": valid and valid.loss, "perplexity": valid and valid.perplexity,
-                           "accuracy": valid and valid.accuracy}  # fmt: skip
+            found[name] = {
+                "steps": chosen,
+                "loss": valid and valid.loss,
+                "perplexity": valid and valid.perplexity,
+                "accuracy": valid and valid.accuracy,
+            }
         taken = min(found, key=lambda name: found[name]["loss"] or 0.0)
         self.model.load_weights(self._average(found[taken]["steps"]))
         return {"taken": taken, "candidates": found, **self._judged()}

@@ -162,9 +162,15 @@ class Translator:
         if len(subwords) > min(config.model.source_vocab_size, config.model.target_vocab_size):
             raise ModelFolderError(f"{folder / SUBWORDS} has more entries than the model: copy the folder again")
         found = cls(
-            model.to(dtype), config, subwords, origin, heads, settings=settings, batch_size=batch_size,
+            model.to(dtype),
+            config,
+            subwords,
+            origin,
+            heads,
+            settings=settings,
+            batch_size=batch_size,
             precision=precision,
-        )  # fmt: skip
+        )
         _ = found.stepper  # made now: whoever asks first shall not wait for it
         return found
 
@@ -257,10 +263,17 @@ class Translator:
         settings = settings or self.settings
         batch_size = self.n_side_by_side(settings)
         return search(
-            self.stepper, self.config.model, sentences, settings, self.rules, batch_size=batch_size,
-            batch_tokens=batch_size * TOKENS_PER_SENTENCE, longest=self.longest_output, device=self.device,
+            self.stepper,
+            self.config.model,
+            sentences,
+            settings,
+            self.rules,
+            batch_size=batch_size,
+            batch_tokens=batch_size * TOKENS_PER_SENTENCE,
+            longest=self.longest_output,
+            device=self.device,
             withdrawn=withdrawn,
-        )  # fmt: skip
+        )
 
     def n_side_by_side(self, settings: DecodeConfig) -> int:
         """A wide beam takes more memory for each sentence, so fewer are searched together; and no more than pay."""
@@ -503,9 +516,11 @@ class _Lines:
         n_taken = 0
         while not self.has_ended and n_taken < self.window:
             try:
-                item = next(self.given, None) if self.given is not None else self.read.get(
-                    block=wait, timeout=GATHER_SECONDS if n_taken else None
-                )  # fmt: skip
+                item = (
+                    next(self.given, None)
+                    if self.given is not None
+                    else self.read.get(block=wait, timeout=GATHER_SECONDS if n_taken else None)
+                )
             except queue.Empty:
                 break
             if isinstance(item, str):

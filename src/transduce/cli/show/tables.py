@@ -239,12 +239,14 @@ class TrainingDisplay:
         where = f"{event['device']}, {event['dtype']}, {event['n_threads']} threads"
         if event["way"] == "plain":
             where += f", plain passes: {event['why_plain']}"
-        self.console.print(escape(
-            f"{event['size']}: {event['parameters'] / 1e6:.1f} M parameters; "
-            f"{event['steps']:,} steps of {event['batch_tokens']:,} tokens, {event['epochs']:,} epochs; "
-            f"about {_time(event['seconds'])} at {event['tokens_per_second']:,.0f} target tokens/s, "
-            f"{_bytes(event['memory_bytes'])} ({where})"
-        ))  # fmt: skip
+        self.console.print(
+            escape(
+                f"{event['size']}: {event['parameters'] / 1e6:.1f} M parameters; "
+                f"{event['steps']:,} steps of {event['batch_tokens']:,} tokens, {event['epochs']:,} epochs; "
+                f"about {_time(event['seconds'])} at {event['tokens_per_second']:,.0f} target tokens/s, "
+                f"{_bytes(event['memory_bytes'])} ({where})"
+            )
+        )
 
     def _step(self, event: dict[str, Any]) -> None:
         line = (
@@ -340,11 +342,21 @@ def show_runs(console: Console, summaries: list[dict[str, Any]]) -> None:
         accuracy = "" if one["accuracy"] is None else f"{one['accuracy']:.1%}"
         bleu = "" if one["bleu"] is None else f"{one['bleu']:.1f}"
         table.add_row(
-            escape(one["run"]), one["state"], escape(one["size"]), f"{one['parameters'] / 1e6:.1f} M",
+            escape(one["run"]),
+            one["state"],
+            escape(one["size"]),
+            f"{one['parameters'] / 1e6:.1f} M",
             f"{one['steps']:,}",
-            f"{one['batch_tokens']:,}", f"{one['dropout']:g}", str(one["seed"]), perplexity, accuracy, bleu,
-            "" if one["seconds"] is None else _time(one["seconds"]), one["config_hash"], one["data"],
-        )  # fmt: skip
+            f"{one['batch_tokens']:,}",
+            f"{one['dropout']:g}",
+            str(one["seed"]),
+            perplexity,
+            accuracy,
+            bleu,
+            "" if one["seconds"] is None else _time(one["seconds"]),
+            one["config_hash"],
+            one["data"],
+        )
     console.print(table)
 
 

@@ -21,11 +21,35 @@ CELLS = 64
 
 @triton.jit
 def attend_kernel(
-    query, key, value, hidden, new, place, out, n_seen, n_cells, query_row, new_row,
-    key_b, key_h, key_c, key_k, value_b, value_h, value_c, hidden_b, hidden_q,
-    n_queries: tl.constexpr, d_k: tl.constexpr, d_v: tl.constexpr, HAS_NEW: tl.constexpr,
-    Q: tl.constexpr, K: tl.constexpr, U: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
+    query,
+    key,
+    value,
+    hidden,
+    new,
+    place,
+    out,
+    n_seen,
+    n_cells,
+    query_row,
+    new_row,
+    key_b,
+    key_h,
+    key_c,
+    key_k,
+    value_b,
+    value_h,
+    value_c,
+    hidden_b,
+    hidden_q,
+    n_queries: tl.constexpr,
+    d_k: tl.constexpr,
+    d_v: tl.constexpr,
+    HAS_NEW: tl.constexpr,
+    Q: tl.constexpr,
+    K: tl.constexpr,
+    U: tl.constexpr,
+    C: tl.constexpr,
+):
     """One head of one sentence: equation 1 for its few queries. Where there is a new token of each, that is written to
     its cell and seen by its own query alone."""
     b, h, n_heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
@@ -82,19 +106,42 @@ def look_at_source(query_RP: Tensor, key_BHKS: Tensor, value_BHSU: Tensor, unsee
 
 
 def _attend(
-    query_RP: Tensor, key_BHMK: Tensor, value_BHMU: Tensor, hidden_BKM: Tensor, new_RP: Tensor | None,
+    query_RP: Tensor,
+    key_BHMK: Tensor,
+    value_BHMU: Tensor,
+    hidden_BKM: Tensor,
+    new_RP: Tensor | None,
     place_BKH: Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     (n, n_queries, n_seen), n_heads, d_v = hidden_BKM.shape, key_BHMK.shape[1], value_BHMU.shape[3]
     d_k = query_RP.shape[1] // n_heads
     assert query_RP.stride(1) == value_BHMU.stride(3) == hidden_BKM.stride(2) == 1
     out_RP = query_RP.new_empty(len(query_RP), n_heads * d_v)
     attend_kernel[n, n_heads](
-        query_RP, key_BHMK, value_BHMU, hidden_BKM, new_RP, place_BKH, out_RP, n_seen, key_BHMK.shape[2],
-        query_RP.stride(0), 0 if new_RP is None else new_RP.stride(0), *key_BHMK.stride(), *value_BHMU.stride()[:3],
-        *hidden_BKM.stride()[:2], n_queries=n_queries, d_k=d_k, d_v=d_v, HAS_NEW=new_RP is not None,
-        Q=_filled(n_queries), K=_filled(d_k), U=_filled(d_v), C=CELLS, num_warps=4,
-    )  # fmt: skip
+        query_RP,
+        key_BHMK,
+        value_BHMU,
+        hidden_BKM,
+        new_RP,
+        place_BKH,
+        out_RP,
+        n_seen,
+        key_BHMK.shape[2],
+        query_RP.stride(0),
+        0 if new_RP is None else new_RP.stride(0),
+        *key_BHMK.stride(),
+        *value_BHMU.stride()[:3],
+        *hidden_BKM.stride()[:2],
+        n_queries=n_queries,
+        d_k=d_k,
+        d_v=d_v,
+        HAS_NEW=new_RP is not None,
+        Q=_filled(n_queries),
+        K=_filled(d_k),
+        U=_filled(d_v),
+        C=CELLS,
+        num_warps=4,
+    )
     return out_RP
 
 

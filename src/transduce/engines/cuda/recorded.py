@@ -36,9 +36,14 @@ Record = Callable[[Callable[[], None]], Callable[[], None]]
 PLACES = [name for name in AXES if name != "source_B"]
 """What a step reads of a state."""
 NOBODY = {
-    "log_prob_BK": -torch.inf, "ended_score_BK": -torch.inf, "n_ended_B": 0, "state_BK": 0, "length_B": 0, "limit_B": 0,
+    "log_prob_BK": -torch.inf,
+    "ended_score_BK": -torch.inf,
+    "n_ended_B": 0,
+    "state_BK": 0,
+    "length_B": 0,
+    "limit_B": 0,
     "last_BK": 0,
-}  # fmt: skip
+}
 """Hypotheses of a sentence that is none: it is over."""
 
 
@@ -133,8 +138,10 @@ class Recording:
         self.positions = stepper.positions(1, 1)  # held, for the recording reads it
         self.beams = Beams(**{f.name: self._place(getattr(beams, f.name), 0) for f in fields(beams)})
         self.cells = replace(
-            state, longest=0, **{name: self._place(getattr(state, name), AXES[name]) for name in AXES}  # type: ignore[arg-type]
-        )  # fmt: skip
+            state,
+            longest=0,
+            **{name: self._place(getattr(state, name), AXES[name]) for name in AXES},  # type: ignore[arg-type]
+        )
         self._nobody_from(0)
         self.cells.hidden_BKC.fill_(-torch.inf)
         # What a turn ends with has places of its own: what else it writes is room that other recordings write to.

@@ -22,9 +22,18 @@ Precision = Literal["float32", "int8"]
 SOURCE, *HEADERS = (Path(__file__).with_name(name) for name in ("native.c", "products.h", "vectors.h", "search.h"))
 # Sums may be added up in any order. Not -ffast-math, which would change how the whole process treats small numbers.
 FLAGS = (
-    "-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
-    "-fassociative-math", "-freciprocal-math", "-ffinite-math-only", "-shared", "-fPIC",
-)  # fmt: skip
+    "-std=gnu11",
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-signed-zeros",
+    "-fassociative-math",
+    "-freciprocal-math",
+    "-ffinite-math-only",
+    "-shared",
+    "-fPIC",
+)
 WIDE = ("-mprefer-vector-width=512",)
 """On x86, where compilers else stop at 256 bits."""
 PRECISIONS: dict[Precision, tuple[str, ...]] = {"float32": ("-DFLOAT32",), "int8": ()}
@@ -50,45 +59,97 @@ class Norm(ctypes.Structure):
 
 class Layer(ctypes.Structure):
     _fields_ = (
-        ("Q_KV", Matrix), ("O", Matrix), ("attending", Norm), ("memory_Q", Matrix), ("memory_KV", Matrix),
-        ("memory_O", Matrix), ("asking", Norm), ("one", Matrix), ("two", Matrix), ("thinking", Norm),
-    )  # fmt: skip
+        ("Q_KV", Matrix),
+        ("O", Matrix),
+        ("attending", Norm),
+        ("memory_Q", Matrix),
+        ("memory_KV", Matrix),
+        ("memory_O", Matrix),
+        ("asking", Norm),
+        ("one", Matrix),
+        ("two", Matrix),
+        ("thinking", Norm),
+    )
 
 
 class Model(ctypes.Structure):
     _fields_ = (
-        ("encoder", ctypes.POINTER(Layer)), ("decoder", ctypes.POINTER(Layer)), ("output", Matrix), ("n_encoder", _N),
-        ("n_decoder", _N), ("n_heads", _N), ("d_k", _N), ("d_v", _N), ("d_model", _N), ("d_ff", _N),
-    )  # fmt: skip
+        ("encoder", ctypes.POINTER(Layer)),
+        ("decoder", ctypes.POINTER(Layer)),
+        ("output", Matrix),
+        ("n_encoder", _N),
+        ("n_decoder", _N),
+        ("n_heads", _N),
+        ("d_k", _N),
+        ("d_v", _N),
+        ("d_model", _N),
+        ("d_ff", _N),
+    )
 
 
 class State(ctypes.Structure):
     _fields_ = (
-        ("cells", _X), ("cell", _X), ("hidden", _X), ("keys", _X), ("values", _X), ("unseen", _X), ("n_source", _X),
-        ("length", _X), ("n_sentences", _N), ("n_kept", _N), ("n_cells", _N), ("end", _N), ("lanes", _N),
-    )  # fmt: skip
+        ("cells", _X),
+        ("cell", _X),
+        ("hidden", _X),
+        ("keys", _X),
+        ("values", _X),
+        ("unseen", _X),
+        ("n_source", _X),
+        ("length", _X),
+        ("n_sentences", _N),
+        ("n_kept", _N),
+        ("n_cells", _N),
+        ("end", _N),
+        ("lanes", _N),
+    )
 
 
 class Arrivals(ctypes.Structure):
     _fields_ = (
-        ("source", _X), ("places", _X), ("number", _X), ("limit", _X), ("n", _N), ("room", _N), ("pad_id", _N),
-        ("bos_id", _N), ("embedding", _X), ("positions", _X),
-    )  # fmt: skip
+        ("source", _X),
+        ("places", _X),
+        ("number", _X),
+        ("limit", _X),
+        ("n", _N),
+        ("room", _N),
+        ("pad_id", _N),
+        ("bos_id", _N),
+        ("embedding", _X),
+        ("positions", _X),
+    )
 
 
 class Hypotheses(ctypes.Structure):
     _fields_ = (
-        ("number", _X), ("limit", _X), ("length", _X), ("n_ended", _X), ("token", _X), ("last", _X), ("state", _X),
-        ("ended_token", _X), ("ended_length", _X), ("margin", _X), ("log_prob", _X), ("ended_log_prob", _X),
-        ("ended_score", _X), ("n_tokens", _N), ("is_over", _X),
-    )  # fmt: skip
+        ("number", _X),
+        ("limit", _X),
+        ("length", _X),
+        ("n_ended", _X),
+        ("token", _X),
+        ("last", _X),
+        ("state", _X),
+        ("ended_token", _X),
+        ("ended_length", _X),
+        ("margin", _X),
+        ("log_prob", _X),
+        ("ended_log_prob", _X),
+        ("ended_score", _X),
+        ("n_tokens", _N),
+        ("is_over", _X),
+    )
 
 
 class How(ctypes.Structure):
     _fields_ = (
-        ("penalty", _X), ("next", _X), ("length_penalty", _X), ("eos_id", _N), ("min_length", _N), ("n_best", _N),
+        ("penalty", _X),
+        ("next", _X),
+        ("length_penalty", _X),
+        ("eos_id", _N),
+        ("min_length", _N),
+        ("n_best", _N),
         ("stop_early", _N),
-    )  # fmt: skip
+    )
 
 
 @functools.cache

@@ -43,8 +43,9 @@ CACHED = 16 << 20
 
 
 DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype]] = {
-    "float32": (torch.float32, torch.float32), "int8": (torch.int8, torch.float16),
-}  # fmt: skip
+    "float32": (torch.float32, torch.float32),
+    "int8": (torch.int8, torch.float16),
+}
 """Of what is multiplied, and of keys and values."""
 
 
@@ -65,9 +66,17 @@ class NativeStepper(FastStepper):
         self.length_penalties: dict[tuple[str, float], Tensor] = {}
         encoder, decoder = (self._layers(stack) for stack in (self.encoder, self.decoder))
         self.native = native.Model(
-            encoder, decoder, self._matrix(self.output), len(self.encoder), len(self.decoder), config.n_heads,
-            config.d_k, config.d_v, config.d_model, config.d_ff,
-        )  # fmt: skip
+            encoder,
+            decoder,
+            self._matrix(self.output),
+            len(self.encoder),
+            len(self.decoder),
+            config.n_heads,
+            config.d_k,
+            config.d_v,
+            config.d_model,
+            config.d_ff,
+        )
         self.most_rows = MOST_ROWS if precision == "int8" and self.n_bytes <= CACHED else None
 
     def _layers(self, stack: list[Any]) -> Any:
@@ -178,9 +187,14 @@ class NativeStepper(FastStepper):
         scale_R = torch.empty(n_rows)
         peak_RN, log_sum_R1 = torch.empty(n_rows, _up(config.target_vocab_size, GROUP) // GROUP), torch.empty(n_rows, 1)
         self.kernels.step(
-            self.native, ctypes.byref(given), x_RD.data_ptr(), out_RD.data_ptr(), scale_R.data_ptr(),
-            peak_RN.data_ptr(), log_sum_R1.data_ptr(),
-        )  # fmt: skip
+            self.native,
+            ctypes.byref(given),
+            x_RD.data_ptr(),
+            out_RD.data_ptr(),
+            scale_R.data_ptr(),
+            peak_RN.data_ptr(),
+            log_sum_R1.data_ptr(),
+        )
         after = replace(state, length_B=state.length_B + 1, longest=state.longest + 1)
         return Peaks(peak_RN, log_sum_R1, *self._lookers(out_RD, scale_R)), after
 
@@ -195,13 +209,21 @@ class NativeStepper(FastStepper):
         given = _hypotheses(beams, is_over_B)
         forbidden_AV, next_AV = how.rules.penalty_AV.float().contiguous(), how.rules.next_AV.contiguous()
         by = native.How(
-            forbidden_AV.data_ptr(), next_AV.data_ptr(), penalty_T.data_ptr(), how.eos_id, how.settings.min_length,
-            how.settings.n_best, how.settings.stop_early,
-        )  # fmt: skip
+            forbidden_AV.data_ptr(),
+            next_AV.data_ptr(),
+            penalty_T.data_ptr(),
+            how.eos_id,
+            how.settings.min_length,
+            how.settings.n_best,
+            how.settings.stop_early,
+        )
         positions_TD = self._checked_positions(1, state.longest + 1)
-        while self.kernels.turn(
-            self.native, _given(state, cell_BK), given, by, self.target_VD.data_ptr(), positions_TD.data_ptr()
-        ) < 0:  # fmt: skip
+        while (
+            self.kernels.turn(
+                self.native, _given(state, cell_BK), given, by, self.target_VD.data_ptr(), positions_TD.data_ptr()
+            )
+            < 0
+        ):
             state = state.with_more_cells()
         return beams, replace(state, longest=state.longest + 1), is_over_B.tolist()
 
@@ -218,9 +240,14 @@ class NativeStepper(FastStepper):
         def look(row: Tensor, group: Tensor) -> Tensor:
             found = torch.empty(*row.shape, GROUP)
             self.kernels.look(
-                self.native, x_RD.data_ptr(), scale_R.data_ptr(), row.data_ptr(), group.data_ptr(), row.numel(),
+                self.native,
+                x_RD.data_ptr(),
+                scale_R.data_ptr(),
+                row.data_ptr(),
+                group.data_ptr(),
+                row.numel(),
                 found.data_ptr(),
-            )  # fmt: skip
+            )
             return found
 
         def logits() -> Tensor:
@@ -231,9 +258,20 @@ class NativeStepper(FastStepper):
 
 
 HYPOTHESES = (
-    "number_B", "limit_B", "length_B", "n_ended_B", "token_BKT", "last_BK", "state_BK", "ended_token_BKT",
-    "ended_length_BK", "margin_B", "log_prob_BK", "ended_log_prob_BK", "ended_score_BK",
-)  # fmt: skip
+    "number_B",
+    "limit_B",
+    "length_B",
+    "n_ended_B",
+    "token_BKT",
+    "last_BK",
+    "state_BK",
+    "ended_token_BKT",
+    "ended_length_BK",
+    "margin_B",
+    "log_prob_BK",
+    "ended_log_prob_BK",
+    "ended_score_BK",
+)
 """Of `Beams`, in the order of `native.Hypotheses`."""
 
 
@@ -250,10 +288,18 @@ def _hypotheses(beams: Beams, is_over_B: Tensor | None = None) -> native.Hypothe
 
 def _given(state: Cells, cell_BK: Tensor | None = None, end: int = 0) -> native.State:
     return native.State(
-        state.cell_LBHCW.data_ptr(), None if cell_BK is None else cell_BK.data_ptr(), state.hidden_BKC.data_ptr(),
-        state.memory_key_LBHKS.data_ptr(), state.memory_value_LBHSU.data_ptr(), state.unseen_B11S.data_ptr(),
-        state.source_B.data_ptr(), state.length_B.data_ptr(), *state.hidden_BKC.shape, end, state.unseen_B11S.shape[3],
-    )  # fmt: skip
+        state.cell_LBHCW.data_ptr(),
+        None if cell_BK is None else cell_BK.data_ptr(),
+        state.hidden_BKC.data_ptr(),
+        state.memory_key_LBHKS.data_ptr(),
+        state.memory_value_LBHSU.data_ptr(),
+        state.unseen_B11S.data_ptr(),
+        state.source_B.data_ptr(),
+        state.length_B.data_ptr(),
+        *state.hidden_BKC.shape,
+        end,
+        state.unseen_B11S.shape[3],
+    )
 
 
 def _array(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:

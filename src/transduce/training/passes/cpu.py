@@ -138,9 +138,13 @@ def attend_by_products(inputs: AttentionInputs, sight: Padded, n_heads: int) -> 
 
 
 def attend_backward(
-    grad_NP: Tensor, inputs: AttentionInputs, attended: Attended | Weighed, sight: Padded, n_heads: int,
+    grad_NP: Tensor,
+    inputs: AttentionInputs,
+    attended: Attended | Weighed,
+    sight: Padded,
+    n_heads: int,
     grads: AttentionInputs,
-) -> None:  # fmt: skip
+) -> None:
     """Writes into `grads`, which may be parts of wider tensors."""
     grad, query, key, value, head = (_heads(x, sight, n_heads) for x in (grad_NP, *inputs, attended.head_NP))
     if isinstance(attended, Weighed):

@@ -35,10 +35,19 @@ def embed(
     n, d_model = len(side.ids_N), table_VD.shape[1]
     out_ND = table_VD.new_empty(n, d_model, dtype=dtype)
     kernels.embed_kernel[(n,)](
-        *side, table_VD, position_TD, out_ND, dropout.keys_P, dropout.place, dropout.threshold,
-        d_model**0.5, dropout.factor, d_model,
-        HAS_DROPOUT=dropout.probability > 0, C=triton.next_power_of_2(d_model),
-    )  # fmt: skip
+        *side,
+        table_VD,
+        position_TD,
+        out_ND,
+        dropout.keys_P,
+        dropout.place,
+        dropout.threshold,
+        d_model**0.5,
+        dropout.factor,
+        d_model,
+        HAS_DROPOUT=dropout.probability > 0,
+        C=triton.next_power_of_2(d_model),
+    )
     return out_ND, dropout
 
 
@@ -61,9 +70,16 @@ def drop(x_ND: Tensor, dropout: Dropout, factor: float = 1.0) -> Tensor:
     out_ND = torch.empty_like(x_ND, dtype=torch.float32)
     block = 1024
     kernels.drop_kernel[(triton.cdiv(x_ND.numel(), block),)](
-        x_ND, out_ND, dropout.keys_P, dropout.place, dropout.threshold, dropout.factor * factor,
-        x_ND.numel(), HAS_DROPOUT=dropout.probability > 0, C=block,
-    )  # fmt: skip
+        x_ND,
+        out_ND,
+        dropout.keys_P,
+        dropout.place,
+        dropout.threshold,
+        dropout.factor * factor,
+        x_ND.numel(),
+        HAS_DROPOUT=dropout.probability > 0,
+        C=block,
+    )
     return out_ND
 
 
@@ -88,10 +104,26 @@ def add_and_norm(
     mean_N, rate_N = (x_ND.new_empty(n, dtype=torch.float32) for _ in range(2))
     columns, rows, warps = _norm_tile(d_model)
     kernels.add_and_norm_kernel[(triton.cdiv(n, rows),)](
-        x_ND, y_ND, gain_D, bias_D, sum_ND, out_ND, mean_N, rate_N, dropout.keys_P, dropout.place, dropout.threshold,
-        dropout.factor, eps, n, d_model,
-        HAS_DROPOUT=dropout.probability > 0, R=rows, C=columns, num_warps=warps,
-    )  # fmt: skip
+        x_ND,
+        y_ND,
+        gain_D,
+        bias_D,
+        sum_ND,
+        out_ND,
+        mean_N,
+        rate_N,
+        dropout.keys_P,
+        dropout.place,
+        dropout.threshold,
+        dropout.factor,
+        eps,
+        n,
+        d_model,
+        HAS_DROPOUT=dropout.probability > 0,
+        R=rows,
+        C=columns,
+        num_warps=warps,
+    )
     return out_ND, Normed(sum_ND, mean_N, rate_N, dropout)
 
 
@@ -115,10 +147,23 @@ def add_and_norm_backward(
     n_programs = min(N_PARTIALS, triton.cdiv(n, rows))
     partial_P3D = grad_ND.new_empty(n_programs, 3, d_model, dtype=torch.float32)
     kernels.add_and_norm_backward_kernel[(n_programs,)](
-        grad_ND, *normed[:3], gain_D, grad_x_ND, grad_y_ND, partial_P3D, dropout.keys_P, dropout.place,
-        dropout.threshold, dropout.factor, n, d_model,
-        HAS_DROPOUT=has_dropout, R=rows, C=columns, num_warps=warps,
-    )  # fmt: skip
+        grad_ND,
+        *normed[:3],
+        gain_D,
+        grad_x_ND,
+        grad_y_ND,
+        partial_P3D,
+        dropout.keys_P,
+        dropout.place,
+        dropout.threshold,
+        dropout.factor,
+        n,
+        d_model,
+        HAS_DROPOUT=has_dropout,
+        R=rows,
+        C=columns,
+        num_warps=warps,
+    )
     _add_partials(partial_P3D, [grad for grad in grads if grad is not None])
     return grad_x_ND, grad_y_ND
 
@@ -172,10 +217,22 @@ def attend(inputs: AttentionInputs, sight: Sight, n_heads: int) -> Attended:
     head_NP = query_NP.new_empty(n, n_heads * d_v)
     log_Z_HN = query_NP.new_empty(n_heads, n, dtype=torch.float32)
     kernels.attend_kernel[(n_heads, triton.cdiv(n, TILE))](
-        *inputs, head_NP, log_Z_HN, sight.first_N, sight.last_N,
-        query_NP.stride(0), key_MP.stride(0), value_MP.stride(0), head_NP.stride(0),
-        n, d_k**-0.5, D_K=d_k, D_V=d_v, Q=TILE, M=TILE,
-    )  # fmt: skip
+        *inputs,
+        head_NP,
+        log_Z_HN,
+        sight.first_N,
+        sight.last_N,
+        query_NP.stride(0),
+        key_MP.stride(0),
+        value_MP.stride(0),
+        head_NP.stride(0),
+        n,
+        d_k**-0.5,
+        D_K=d_k,
+        D_V=d_v,
+        Q=TILE,
+        M=TILE,
+    )
     return Attended(head_NP, log_Z_HN)
 
 
@@ -189,16 +246,51 @@ def attend_backward(
     along_HN = torch.empty_like(attended.log_Z_HN)
     assert grad_NP.stride(0) == attended.head_NP.stride(0)
     kernels.attend_backward_query_kernel[(n_heads, triton.cdiv(n, TILE))](
-        *inputs, attended.head_NP, grad_NP, attended.log_Z_HN, along_HN, grads.query_NP, sight.first_N, sight.last_N,
-        query_NP.stride(0), key_MP.stride(0), value_MP.stride(0), grad_NP.stride(0), grads.query_NP.stride(0),
-        n, d_k**-0.5, D_K=d_k, D_V=d_v, Q=TILE, M=TILE, num_stages=2,
-    )  # fmt: skip
+        *inputs,
+        attended.head_NP,
+        grad_NP,
+        attended.log_Z_HN,
+        along_HN,
+        grads.query_NP,
+        sight.first_N,
+        sight.last_N,
+        query_NP.stride(0),
+        key_MP.stride(0),
+        value_MP.stride(0),
+        grad_NP.stride(0),
+        grads.query_NP.stride(0),
+        n,
+        d_k**-0.5,
+        D_K=d_k,
+        D_V=d_v,
+        Q=TILE,
+        M=TILE,
+        num_stages=2,
+    )
     kernels.attend_backward_key_kernel[(n_heads, triton.cdiv(m, BACKWARD_TILE))](
-        *inputs, grad_NP, attended.log_Z_HN, along_HN, grads.key_MP, grads.value_MP, *sight,
-        query_NP.stride(0), key_MP.stride(0), value_MP.stride(0), grad_NP.stride(0),
-        grads.key_MP.stride(0), grads.value_MP.stride(0), n, m, d_k**-0.5,
-        D_K=d_k, D_V=d_v, Q=BACKWARD_TILE, M=BACKWARD_TILE, num_warps=2, num_stages=2,
-    )  # fmt: skip
+        *inputs,
+        grad_NP,
+        attended.log_Z_HN,
+        along_HN,
+        grads.key_MP,
+        grads.value_MP,
+        *sight,
+        query_NP.stride(0),
+        key_MP.stride(0),
+        value_MP.stride(0),
+        grad_NP.stride(0),
+        grads.key_MP.stride(0),
+        grads.value_MP.stride(0),
+        n,
+        m,
+        d_k**-0.5,
+        D_K=d_k,
+        D_V=d_v,
+        Q=BACKWARD_TILE,
+        M=BACKWARD_TILE,
+        num_warps=2,
+        num_stages=2,
+    )
 
 
 # The smoothed loss
@@ -212,9 +304,17 @@ def loss_and_gradient_(
     loss_N = logits_NV.new_empty(n, dtype=torch.float32)
     block = min(8192, triton.next_power_of_2(n_vocabulary))
     kernels.loss_kernel[(n,)](
-        logits_NV, target_N, loss_N, factor_1, label_smoothing, pad_id,
-        ROW_STRIDE=logits_NV.stride(0), N_COLUMNS=n_vocabulary, C=block, num_warps=8 if block >= 2048 else 4,
-    )  # fmt: skip
+        logits_NV,
+        target_N,
+        loss_N,
+        factor_1,
+        label_smoothing,
+        pad_id,
+        ROW_STRIDE=logits_NV.stride(0),
+        N_COLUMNS=n_vocabulary,
+        C=block,
+        num_warps=8 if block >= 2048 else 4,
+    )
     return loss_N
 
 

@@ -28,9 +28,20 @@ def is_kept(keys, place, at, threshold):
 
 @triton.jit(do_not_specialize=["place"])
 def embed_kernel(
-    ids, positions, table, position_table, out, keys, place, threshold, factor, keep_factor,
-    n_columns, HAS_DROPOUT: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
+    ids,
+    positions,
+    table,
+    position_table,
+    out,
+    keys,
+    place,
+    threshold,
+    factor,
+    keep_factor,
+    n_columns,
+    HAS_DROPOUT: tl.constexpr,
+    C: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     column_C = tl.arange(0, C)
     is_column_C = column_C < n_columns
@@ -56,9 +67,25 @@ def drop_kernel(x, out, keys, place, threshold, factor, n, HAS_DROPOUT: tl.const
 
 @triton.jit(do_not_specialize=["place"])
 def add_and_norm_kernel(
-    x, y, gain, bias, sum_out, out, mean_out, rate_out, keys, place, threshold, keep_factor, eps,
-    n_rows, n_columns, HAS_DROPOUT: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
+    x,
+    y,
+    gain,
+    bias,
+    sum_out,
+    out,
+    mean_out,
+    rate_out,
+    keys,
+    place,
+    threshold,
+    keep_factor,
+    eps,
+    n_rows,
+    n_columns,
+    HAS_DROPOUT: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+):
     row_R1 = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     column_1C = tl.arange(0, C)[None, :]
     is_in_RC = (row_R1 < n_rows) & (column_1C < n_columns)
@@ -80,9 +107,24 @@ def add_and_norm_kernel(
 
 @triton.jit(do_not_specialize=["place"])
 def add_and_norm_backward_kernel(
-    grad, sum_in, mean_in, rate_in, gain, grad_x, grad_y, partials, keys, place, threshold, keep_factor,
-    n_rows, n_columns, HAS_DROPOUT: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
+    grad,
+    sum_in,
+    mean_in,
+    rate_in,
+    gain,
+    grad_x,
+    grad_y,
+    partials,
+    keys,
+    place,
+    threshold,
+    keep_factor,
+    n_rows,
+    n_columns,
+    HAS_DROPOUT: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+):
     column_C = tl.arange(0, C)
     column_1C = column_C[None, :]
     is_column_1C = column_1C < n_columns
@@ -159,9 +201,24 @@ def relu_backward_kernel(grad, hidden, partials, n_rows, n_columns, R: tl.conste
 
 @triton.jit
 def attend_kernel(
-    query, key, value, out, log_Z_out, first_in, last_in, query_stride, key_stride, value_stride, out_stride,
-    n_queries, scale, D_K: tl.constexpr, D_V: tl.constexpr, Q: tl.constexpr, M: tl.constexpr,
-):  # fmt: skip
+    query,
+    key,
+    value,
+    out,
+    log_Z_out,
+    first_in,
+    last_in,
+    query_stride,
+    key_stride,
+    value_stride,
+    out_stride,
+    n_queries,
+    scale,
+    D_K: tl.constexpr,
+    D_V: tl.constexpr,
+    Q: tl.constexpr,
+    M: tl.constexpr,
+):
     head = tl.program_id(0)
     row_Q = tl.program_id(1) * Q + tl.arange(0, Q)
     is_row_Q = row_Q < n_queries
@@ -212,10 +269,28 @@ def grad_score(query_QK, key_MK, value_MU, grad_QU, log_Z_Q, along_Q, first_Q, l
 
 @triton.jit
 def attend_backward_query_kernel(
-    query, key, value, out, grad, log_Z_in, along_out, grad_query, first_in, last_in,
-    query_stride, key_stride, value_stride, out_stride, grad_query_stride,
-    n_queries, scale, D_K: tl.constexpr, D_V: tl.constexpr, Q: tl.constexpr, M: tl.constexpr,
-):  # fmt: skip
+    query,
+    key,
+    value,
+    out,
+    grad,
+    log_Z_in,
+    along_out,
+    grad_query,
+    first_in,
+    last_in,
+    query_stride,
+    key_stride,
+    value_stride,
+    out_stride,
+    grad_query_stride,
+    n_queries,
+    scale,
+    D_K: tl.constexpr,
+    D_V: tl.constexpr,
+    Q: tl.constexpr,
+    M: tl.constexpr,
+):
     head = tl.program_id(0)
     row_Q = tl.program_id(1) * Q + tl.arange(0, Q)
     is_row_Q = row_Q < n_queries
@@ -247,10 +322,32 @@ def attend_backward_query_kernel(
 
 @triton.jit
 def attend_backward_key_kernel(
-    query, key, value, grad, log_Z_in, along_in, grad_key, grad_value, first_in, last_in, seen_first_in, seen_last_in,
-    query_stride, key_stride, value_stride, out_stride, grad_key_stride, grad_value_stride,
-    n_queries, n_keys, scale, D_K: tl.constexpr, D_V: tl.constexpr, Q: tl.constexpr, M: tl.constexpr,
-):  # fmt: skip
+    query,
+    key,
+    value,
+    grad,
+    log_Z_in,
+    along_in,
+    grad_key,
+    grad_value,
+    first_in,
+    last_in,
+    seen_first_in,
+    seen_last_in,
+    query_stride,
+    key_stride,
+    value_stride,
+    out_stride,
+    grad_key_stride,
+    grad_value_stride,
+    n_queries,
+    n_keys,
+    scale,
+    D_K: tl.constexpr,
+    D_V: tl.constexpr,
+    Q: tl.constexpr,
+    M: tl.constexpr,
+):
     head = tl.program_id(0)
     place_M = tl.program_id(1) * M + tl.arange(0, M)
     is_key_M = place_M < n_keys
@@ -286,9 +383,16 @@ def attend_backward_key_kernel(
 
 @triton.jit
 def loss_kernel(
-    logits, target_in, loss_out, factor_pointer, smoothing, pad_id,
-    ROW_STRIDE: tl.constexpr, N_COLUMNS: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
+    logits,
+    target_in,
+    loss_out,
+    factor_pointer,
+    smoothing,
+    pad_id,
+    ROW_STRIDE: tl.constexpr,
+    N_COLUMNS: tl.constexpr,
+    C: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(target_in + row)
     at = logits + row * ROW_STRIDE

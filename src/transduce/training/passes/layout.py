@@ -175,9 +175,16 @@ def unpack(ints: Tensor, shape: Shape) -> Given:
     of_source, of_target = 6 * shape.n_source, 9 * shape.n_target
     source_S, position_S, first_S, last_S, heard_first_S, heard_last_S = ints[:of_source].view(6, shape.n_source)
     (
-        target_in_T, target_out_T, position_T,
-        past_first_T, past_last_T, future_first_T, future_last_T, memory_first_T, memory_last_T,
-    ) = ints[of_source : of_source + of_target].view(9, shape.n_target)  # fmt: skip
+        target_in_T,
+        target_out_T,
+        position_T,
+        past_first_T,
+        past_last_T,
+        future_first_T,
+        future_last_T,
+        memory_first_T,
+        memory_last_T,
+    ) = ints[of_source : of_source + of_target].view(9, shape.n_target)
     return Given(
         source=Side(source_S, position_S),
         target=Side(target_in_T, position_T),

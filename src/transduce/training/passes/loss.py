@@ -61,9 +61,15 @@ class _Found(NamedTuple):
 
 
 def loss_and_gradients(
-    x_ND: Tensor, W_VD: Tensor, b_V: Tensor | None, target_N: Tensor, label_smoothing: float, pad_id: int,
-    grad_W_VD: Tensor, factor: float = 1.0,
-) -> _Found:  # fmt: skip
+    x_ND: Tensor,
+    W_VD: Tensor,
+    b_V: Tensor | None,
+    target_N: Tensor,
+    label_smoothing: float,
+    pad_id: int,
+    grad_W_VD: Tensor,
+    factor: float = 1.0,
+) -> _Found:
     """Products in the precision of `x_ND`, all else in that of `grad_W_VD`, to which the gradient of the weights is
     added. All gradients are times `factor`."""
     token_N = (target_N != pad_id).nonzero().squeeze(1)  # padding is not worth a product

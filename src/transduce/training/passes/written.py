@@ -80,9 +80,15 @@ class Operations(Protocol):
         self, grad_NP: Tensor, inputs: AttentionInputs, attended: Any, sight: Any, n_heads: int, grads: AttentionInputs
     ) -> None: ...
     def projected_loss(
-        self, x_TD: Tensor, W_VD: Tensor, W_grad_VD: Tensor, target_T: Tensor, label_smoothing: float, pad_id: int,
+        self,
+        x_TD: Tensor,
+        W_VD: Tensor,
+        W_grad_VD: Tensor,
+        target_T: Tensor,
+        label_smoothing: float,
+        pad_id: int,
         factor_1: Tensor,
-    ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 def operations_on(device: torch.device) -> Operations:
@@ -274,9 +280,14 @@ class WrittenPass:
         kv_SP = memory_SD @ self.rough_W_KV
         x_TD, decoder_saved = self._decode(given, kv_SP)
         loss_sum, grad_TD = self.own.projected_loss(
-            x_TD, self.output.rough, gradient_of(self.output.parameter), given.target_out_T, label_smoothing,
-            self.config.pad_id, factor_1,
-        )  # fmt: skip
+            x_TD,
+            self.output.rough,
+            gradient_of(self.output.parameter),
+            given.target_out_T,
+            label_smoothing,
+            self.config.pad_id,
+            factor_1,
+        )
         grad_kv_SP = torch.empty_like(kv_SP)
         self._decode_backward(grad_TD, decoder_saved, given, kv_SP, grad_kv_SP)
         for W, own_grad_kv_SP in zip(self.W_KV, self._of_layers(grad_kv_SP), strict=True):
