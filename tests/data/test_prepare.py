@@ -11,13 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from tests.support.pairs import sentences, write_pairs
 from transduce import DataConfig, DataError, ModelConfig
 from transduce.cli.show.tables import show_report
 from transduce.data.cleaning import chunks
@@ -36,23 +36,6 @@ from transduce.data.prepare import Prepared, held_out_share, prepare
 from transduce.data.store import StoreWriter
 from transduce.data.subword import vocab_size_for
 from transduce.files import whole_folder
-
-WORDS = ["Haus", "Baum", "Hund", "Katze", "Wasser", "Feuer", "Himmel", "Erde", "Berg", "Tal", "Stadt", "Land", "Brot"]
-
-
-def sentences(n: int, seed: int = 0) -> list[tuple[str, str]]:
-    rng = np.random.default_rng(seed)
-    chosen = [[WORDS[w] for w in rng.integers(0, len(WORDS), rng.integers(3, 12))] for _ in range(n)]
-    return [(f"Das ist {' '.join(words)}.", f"This is {' '.join(reversed(words)).lower()}.") for words in chosen]
-
-
-def write_pairs(folder: Path, name: str, pairs: Sequence[tuple[str, str]], languages: str = "de-en") -> list[str]:
-    paths = []
-    for side, language in enumerate(languages.split("-")):
-        path = folder / f"{name}.{language}"
-        path.write_bytes("".join(pair[side] + "\n" for pair in pairs).encode())
-        paths.append(str(path))
-    return paths
 
 
 def text_of(prepared: Prepared, split: str) -> list[tuple[str, str]]:

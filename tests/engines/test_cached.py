@@ -10,25 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+from tests.support.bundled import heldout
 from tests.support.primes import prime_config, random_model
-from tests.translation.test_bundled import heldout
-from transduce import Translator, translate
+from tests.support.search import sources
+from transduce import Translator
 from transduce.engines.cached import BLOCK, FEW_ROWS, Cells, FastStepper, Int8Product, Product, why_not
 from transduce.engines.native.library import Precision
 from transduce.search.candidates import How
 from transduce.search.hypotheses import Beams
 from transduce.search.loop import put
 from transduce.search.peaks import Peaks
-
-
-def sources(n: int, longest: int, seed: int, pad_id: int) -> Tensor:
-    torch.manual_seed(seed)
-    ids_BS = torch.randint(3, 30, (n, longest))
-    for row, length in enumerate(torch.randint(1, longest + 1, (n,)).tolist()):
-        ids_BS[row, length:] = pad_id
-    return ids_BS
+from transduce.translation import translator as translate
 
 
 @pytest.mark.parametrize(

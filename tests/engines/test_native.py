@@ -19,11 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import transduce.engines.native.library as native
-from tests.engines.test_cached import sources
-from tests.engines.test_recorded import rules_of, sentences_of
-from tests.search.test_search import by_number
+from tests.support.bundled import heldout
 from tests.support.primes import prime_config, random_model
-from tests.translation.test_bundled import heldout
+from tests.support.search import by_number, rules_of, sentences_of, sources
 from transduce import Translator
 from transduce.config import DecodeConfig
 from transduce.engines.cached import Cells, FastStepper

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.primes import prime_config, random_model
+from tests.support.search import rules_of, sentences_of
 from transduce.config import DecodeConfig, ModelConfig
 from transduce.engines.cached import FastStepper
 from transduce.engines.cuda import recorded as graph_stepper
@@ -33,21 +34,6 @@ def again(run: Callable[[], None]) -> Callable[[], None]:
 
 def config_of(**changes: Any) -> ModelConfig:
     return prime_config(**{"tied_embeddings": "none", "target_vocab_size": 300} | changes)
-
-
-def rules_of(config: ModelConfig, share: float) -> Rules:
-    """Some tokens are forbidden, and the end mark after every second state."""
-    torch.manual_seed(0)
-    rules = free(config)
-    penalty_AV = rules.penalty_AV.repeat(2, 1).double()
-    penalty_AV = penalty_AV.masked_fill(torch.rand(penalty_AV.shape) < share, -torch.inf)
-    penalty_AV[0, config.eos_id], penalty_AV[1, config.eos_id] = 0, -torch.inf
-    return Rules(penalty_AV, torch.randint(0, 2, penalty_AV.shape))
-
-
-def sentences_of(n: int, seed: int) -> list[Sentence]:
-    torch.manual_seed(seed)
-    return [Sentence(i, torch.randint(3, 30, (int(torch.randint(1, 14, ())),)).tolist()) for i in range(n)]
 
 
 def found_by(

@@ -25,10 +25,10 @@ from experiments.flops import Lengths, as_the_paper, counted
 from experiments.published import BEST, EN_FR, EN_FR_BIG, TABLE_2, TRAINING
 from experiments.runs import beside, settings_from, shares_of_cores, train_config
 from experiments.table2 import CORPORA, PAPER_RUNS, Paper, how_to_run
-from tests.data.test_prepare import sentences
 from tests.support.command import run_here
+from tests.support.pairs import sentences
 from tests.support.primes import prime_config
-from tests.training.test_training import prepared_folder
+from tests.support.training import prepared_folder
 from transduce import Transformer, base, big, override, tiny, with_model
 from transduce.data.prepare import Prepared
 from transduce.paper_check import check_paper

@@ -18,14 +18,15 @@ from experiments.published import TABLE_3
 from experiments.runs import settings_from
 from experiments.table3 import DEPTH, ROWS, Job, Row, big, one_narrow_head, run_one, scaled
 from experiments.variants import VARIANTS, no_self_attention, no_warmup, unscaled
-from tests.data.test_prepare import sentences, write_pairs
+from tests.support.pairs import sentences, write_pairs
 from tests.support.primes import prime_config, random_ids, random_model
-from transduce import ConfigError, DataConfig, Transformer, Translator, base, evaluate, override, with_model
+from transduce import ConfigError, DataConfig, Transformer, Translator, base, override, with_model
 from transduce import big as paper_big
 from transduce.data.batches import steps
 from transduce.data.corpora import find_corpus
 from transduce.data.plan import make_layout
 from transduce.data.prepare import Prepared, prepare
+from transduce.evaluation import evaluate
 from transduce.model import MultiHeadAttention, Output, SelfAttention
 from transduce.paper_check import count_parameters
 from transduce.training import choices

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tests.support.inspector import HOSTILE, LONG, SENTENCE, record_of
 from transduce import ConfigError, DataError, ModelFolderError, Transformer, Translator, reference, with_model
 from transduce.insight import page
 from transduce.insight.attention import AttentionRecord, from_document, inspect, to_document
@@ -37,17 +38,6 @@ from transduce.insight.output import Wanted, sentences_of, split_arguments, writ
 from transduce.insight.page import PAGE, to_page
 from transduce.insight.picture import choose_heads, draw
 from transduce.model_folder.format import BUNDLED, WEIGHTS
-from transduce.translation.explain import Token
-
-SENTENCE = "Tom hat gestern ein neues Auto gekauft, weil das alte kaputt war."
-LONG = "Das ist nicht gut, aber ich kann es nicht ändern. " * 12
-HOSTILE = [
-    "</script><script>window.ran=1</script>",
-    "<!--<script>",
-    "<img src=x onerror=window.ran=1>",
-    "\u202eabc",
-    "🙂",
-]
 
 
 @pytest.fixture(scope="session")
@@ -199,31 +189,6 @@ def test_what_is_no_record_is_refused(hand_made: AttentionRecord, path: list[str
     assert from_document(document)
     with pytest.raises(DataError, match="record of attention"):
         from_document(spoilt(document, *path, value=value))
-
-
-def record_of(pieces: list[str], **changes: Any) -> AttentionRecord:
-    """Three source tokens and an end mark; the pieces are what was said, each looking at random."""
-    source, target = ("▁Das", "▁ist", ".", "</s>"), ("<s>", *pieces)
-    rng = np.random.default_rng(0)
-
-    def rows(n: int, m: int) -> np.ndarray[Any, Any]:
-        weight_LHQM = rng.random((2, 3, n, m)).astype(np.float32)
-        weight_LHQM /= weight_LHQM.sum(-1, keepdims=True)
-        return weight_LHQM
-
-    n = len(target)
-    values: dict[str, Any] = {
-        "text": "Das ist.",
-        "translation": "".join(pieces),
-        "source": source,
-        "target": target,
-        "source_words": (0, 1, 1, None),
-        "target_words": (None, *range(n - 1)),
-        "tokens": tuple(Token(piece, 0.5, [("▁a", 0.25)]) for piece in pieces),
-        "weights": {"encoder": rows(4, 4), "decoder": rows(n, n) * np.tri(n), "memory": rows(n, 4)},
-        "alignment": ((0, 0), (1, 1)),
-    }
-    return AttentionRecord(**(values | changes))
 
 
 @pytest.fixture

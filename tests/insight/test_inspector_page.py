@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.insight.test_inspector import HOSTILE, LONG, SENTENCE, record_of
+from tests.support.browser import share
+from tests.support.inspector import HOSTILE, LONG, SENTENCE, record_of
 from transduce import Translator
 from transduce.insight.attention import AttentionRecord, inspect
 from transduce.insight.heads import KINDS
@@ -25,23 +24,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRAWN = "[data-drawn=all]"
 Opened = Callable[..., "Page"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        # Where the browser must be there, a test that is passed over would say nothing.
-        assert "TRANSDUCE_NEED_BROWSER" not in os.environ, "chromium is missing: apt-get install chromium"
-        pytest.skip("there is no Chromium here: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +57,6 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Opened]:
     for context in contexts:
         context.close()
     assert wrong == []
-
-
-def share(text: str) -> float:
-    return float(text.replace("\u00a0", " ").removesuffix(" %")) / 100 if text else 0.0
 
 
 def chosen(page: Page, what: str) -> str:

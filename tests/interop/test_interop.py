@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.bundled import heldout
 from tests.support.primes import prime_config, random_model
-from tests.translation.test_bundled import heldout
 from transduce import ConfigError, Translator
 from transduce.config import DecodeConfig
 from transduce.data.subword import Subwords

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.support.primes import prime_config, random_model
+from tests.support.search import by_number
 from transduce import DecodeConfig, Transformer, greedy
 from transduce.engines.cached import FastStepper
 from transduce.search.candidates import How, Rules, best, best_of_few, narrow, repeats, restrict, uniform
@@ -78,10 +79,6 @@ def test_greedy_stops_at_source_length_plus_extra_for_each_sentence() -> None:
 def test_greedy_leaves_out_the_end_and_all_that_follows() -> None:
     model = ScriptedModel({(): {END: 0.9, A: 0.1}, (END,): {A: 1.0}})
     assert greedy(model, CONFIG, source(4, 2), 50) == [[], []]
-
-
-def by_number(found: Iterable[tuple[Sentence, list[Hypothesis]]]) -> dict[int, list[Hypothesis]]:
-    return {sentence.number: hypotheses for sentence, hypotheses in found}
 
 
 def find(

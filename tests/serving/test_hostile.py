@@ -21,8 +21,8 @@ import httpx
 import pytest
 
 from benchmarks.serve_load import resident
+from tests.support.bundled import heldout
 from tests.support.serving import JSON, Live, served
-from tests.translation.test_bundled import heldout
 from transduce import Translation, Translator
 from transduce.serving.limits import Limits
 

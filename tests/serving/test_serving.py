@@ -19,8 +19,8 @@ import httpx
 import pytest
 from libretranslatepy import LibreTranslateAPI
 
+from tests.support.bundled import heldout, transduce
 from tests.support.serving import TOKEN, Live, bundled, gated, served
-from tests.translation.test_bundled import heldout, transduce
 from transduce import ConfigError, Translator
 from transduce.serving.guard import OPEN, SECURITY, Access
 from transduce.serving.limits import Limits, Rate, Refusal

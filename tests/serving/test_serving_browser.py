@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.insight.test_inspector import HOSTILE
-from tests.insight.test_inspector_page import browser, share
-from tests.serving.test_serving_page import SENTENCE
-from tests.support.serving import TOKEN, Live, served
+from tests.support.browser import browser, share
+from tests.support.inspector import HOSTILE
+from tests.support.serving import SENTENCE, TOKEN, Live, served
 from transduce import Translator
 from transduce.serving.guard import Access
 

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.support.serving import TOKEN, Live, served
+from tests.support.serving import SENTENCE, TOKEN, Live, served
 from transduce import Translator
 from transduce.insight.attention import from_document, inspect
 from transduce.insight.embed import embed
@@ -20,8 +20,6 @@ from transduce.serving.guard import Access
 from transduce.serving.limits import Limits
 from transduce.serving.manual import manual
 from transduce.serving.page import FILES, POLICY
-
-SENTENCE = "Tom hat gestern ein neues Auto gekauft, weil das alte kaputt war."
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from transduce.serving.server import listen, make_server
 from transduce.serving.service import Service
 
 JSON = {"content-type": "application/json"}
+SENTENCE = "Tom hat gestern ein neues Auto gekauft, weil das alte kaputt war."
 TOKEN = "a-token-of-more-than-16-characters"
 
 

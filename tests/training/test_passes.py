@@ -15,7 +15,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is for Linux")
 
 from tests.support.primes import prime_config, random_model
-from transduce import ModelConfig, Transformer, ops
+from transduce import ModelConfig, Transformer, attention
 from transduce.errors import DataError
 from transduce.training.passes import cpu
 from transduce.training.passes import cuda as kernels
@@ -251,7 +251,7 @@ def test_attention_there_and_back_with_any_sight(sight: str) -> None:
 
     given = [x.double().requires_grad_() for x in inputs]
     heads = [x.unflatten(1, (n_heads, -1)).transpose(0, 1)[None] for x in given]
-    expected, _ = ops.attend(heads[0], heads[1], heads[2], ops.Visible(visible_NM[None]), 0.0)
+    expected, _ = attention.attend(heads[0], heads[1], heads[2], attention.Visible(visible_NM[None]), 0.0)
     expected_NP = expected[0].transpose(0, 1).flatten(1)
     expected_NP.backward(grad_NP.double())
     torch.testing.assert_close(attended.head_NP.double(), expected_NP.detach(), rtol=1e-4, atol=1e-5)
@@ -279,8 +279,8 @@ def test_attention_there_and_back_on_a_cpu(by_products: bool, is_causal: bool) -
 
     given = [x.double().requires_grad_() for x in inputs]
     heads = [x.view(n_sentences, -1, n_heads, d_k).transpose(1, 2) for x in given]
-    visible = ops.Visible(look_ahead=False) if is_causal else ops.Visible(token_BM[:, None])
-    expected, _ = ops.attend(heads[0], heads[1], heads[2], visible, 0.0)
+    visible = attention.Visible(look_ahead=False) if is_causal else attention.Visible(token_BM[:, None])
+    expected, _ = attention.attend(heads[0], heads[1], heads[2], visible, 0.0)
     expected_NP = expected.transpose(1, 2).flatten(2).flatten(0, 1)
     expected_NP.backward(grad_NP.double())
     torch.testing.assert_close(attended.head_NP.double(), expected_NP.detach(), rtol=1e-4, atol=1e-5)

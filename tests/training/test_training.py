@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from tests.data.test_prepare import sentences, write_pairs
+from tests.support.pairs import sentences, write_pairs
 from transduce import (
     ConfigError,
     DataConfig,
@@ -60,14 +60,6 @@ SETTINGS = [
     "train.average_last=2",
     "train.warmup_steps=5",
 ]
-
-
-@pytest.fixture(scope="session")
-def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    files = write_pairs(folder, "a", sentences(400))
-    prepare([find_corpus(files, None)], folder / "prepared", DataConfig(), vocab_size=300)
-    return folder / "prepared"
 
 
 @pytest.fixture

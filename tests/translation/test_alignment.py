@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.support.primes import prime_config
-from transduce import Transformer, alignment
+from transduce import Transformer
 from transduce.model_folder.format import AlignmentHeads
+from transduce.translation import alignment
 from transduce.translation.alignment import (
     choose_heads,
     error_rate,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,24 +11,13 @@ import torch
 from safetensors.torch import load_file
 
 from experiments.bundled_model import LANGUAGES, groups
+from tests.support.bundled import FOLDER, heldout, transduce
 from transduce import Translator, load_model, save_model
-from transduce.data.corpora import read_lines
 from transduce.engines.native.library import Precision
 from transduce.evaluation.metrics import bleu
-from transduce.model_folder.format import BUNDLED_MODEL, CARD, CONFIG, WEIGHTS, find_model
+from transduce.model_folder.format import BUNDLED_MODEL, CARD, CONFIG, WEIGHTS
 
-FOLDER = find_model(Path(BUNDLED_MODEL))
 PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
-
-
-def transduce(*arguments: str, given: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "transduce", *arguments], input=given, capture_output=True, text=True, cwd=cwd
-    )
-
-
-def heldout() -> list[list[str]]:
-    return [[line.decode() for line in read_lines(FOLDER / f"heldout.{language}.xz")] for language in LANGUAGES]
 
 
 def scores() -> dict[str, tuple[float, list[float]]]:
