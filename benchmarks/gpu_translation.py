@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from experiments.passport import passport, write_result
-from transduce.engines.cuda.recorded import GraphStepper
+from transduce.engines.cuda.recorded import RecordedStepper
 from transduce.evaluation.evaluate import read_text
 from transduce.evaluation.metrics import bleu
 from transduce.translation.translator import Translator
@@ -38,7 +38,7 @@ def main() -> None:
         for batch_size in map(int, options.batch_sizes.split(",")):
             dtype: torch.dtype = getattr(torch, name)
             translator = Translator.load(options.run, device=options.device, dtype=dtype, batch_size=batch_size)
-            translator.stepper = translator.model if by_model else GraphStepper(translator.model)
+            translator.stepper = translator.model if by_model else RecordedStepper(translator.model)
             translator.translate(sources)  # to warm up
             start = time.perf_counter()
             found = translator.translate(sources)

@@ -38,7 +38,7 @@ from experiments.passport import passport, write_result
 from transduce import Transformer, with_model
 from transduce.config import PRESETS, RunConfig
 from transduce.data.subword import SUBWORDS, Subwords
-from transduce.engines.cuda.recorded import GraphStepper
+from transduce.engines.cuda.recorded import RecordedStepper
 from transduce.engines.native.stepper import NativeStepper
 from transduce.evaluation.evaluate import read_text
 from transduce.interop.ctranslate2 import to_ctranslate2
@@ -47,7 +47,8 @@ from transduce.model_folder.format import BUNDLED
 from transduce.search.candidates import free
 from transduce.search.hypotheses import Sentence
 from transduce.search.loop import search
-from transduce.translation.translator import TOKENS_PER_SENTENCE, Found, in_threads
+from transduce.translation.threads import Result, in_threads
+from transduce.translation.translator import TOKENS_PER_SENTENCE
 
 WAYS = {
     "cpu": ((OURS, "int8"), (OURS, "float32"), (CT2, "int8"), (CT2, "float32"), (HF, "float32")),
@@ -100,7 +101,7 @@ def ours(config: RunConfig, task: dict[str, Any]) -> Go:
     device, dtype = task["device"], task["dtype"]
     on_gpu = device == "cuda"
     model, own = model_of(config).to(device, torch.bfloat16 if dtype == "bfloat16" else torch.float32), config.model
-    stepper = GraphStepper(model) if on_gpu else NativeStepper(model, dtype)
+    stepper = RecordedStepper(model) if on_gpu else NativeStepper(model, dtype)
     n_threads, rules = 1 if on_gpu else torch.get_num_threads(), free(own).to(device)
 
     def go(rows: Rows, beam: int, batch: int) -> int:
@@ -116,7 +117,7 @@ def ours(config: RunConfig, task: dict[str, Any]) -> Go:
         )
         sentences = [Sentence(i, [*row, own.eos_id]) for i, row in by_length(rows)]
 
-        def search_one(share: Sequence[Sentence], stop: threading.Event) -> Iterator[Found]:
+        def search_one(share: Sequence[Sentence], stop: threading.Event) -> Iterator[Result]:
             return search(
                 stepper,
                 own,

@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from transduce.model import DecoderState, Transformer
     from transduce.model_folder.format import load_model, save_model
     from transduce.search.loop import greedy
-    from transduce.translation.translator import Translation, Translator
+    from transduce.translation.result import Translation
+    from transduce.translation.translator import Translator
 
 # These need torch or numpy, which take seconds to import: they are fetched when first asked for.
 _LATER = {
     "Batch": "transduce.data.batches",
     "DecoderState": "transduce.model",
     "Transformer": "transduce.model",
-    "Translation": "transduce.translation.translator",
+    "Translation": "transduce.translation.result",
     "Translator": "transduce.translation.translator",
     "greedy": "transduce.search.loop",
     "load_model": "transduce.model_folder.format",

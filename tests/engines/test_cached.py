@@ -15,13 +15,17 @@ from tests.support.bundled import heldout
 from tests.support.primes import prime_config, random_model
 from tests.support.search import sources
 from transduce import Translator
-from transduce.engines.cached import BLOCK, FEW_ROWS, Cells, FastStepper, Int8Product, Product, why_not
-from transduce.engines.native.library import Precision
-from transduce.search.candidates import How
+from transduce.engines.cached import BLOCK, FEW_ROWS, CachedStepper, unsupported
+from transduce.engines.cells import Cells
+from transduce.engines.layers import Linear, Precision
+from transduce.engines.products import Int8Product, Product
+from transduce.search.candidates import SearchSettings
 from transduce.search.hypotheses import Beams
 from transduce.search.loop import put
 from transduce.search.peaks import Peaks
 from transduce.translation import translator as translate
+from transduce.translation.lines import MAX_WINDOWS, WINDOW_BATCHES
+from transduce.translation.threads import in_threads
 
 
 @pytest.mark.parametrize(
@@ -39,7 +43,7 @@ def test_logits_are_the_models(changes: dict[str, Any]) -> None:
     """In float64. Two rows of each sentence change places at every step; sentences join and leave."""
     config = prime_config(**changes)
     model = random_model(config).eval()
-    fast = FastStepper(model)
+    fast = CachedStepper(model)
     first, second = (sources(n, longest, n, config.pad_id) for n, longest in ((3, 11), (2, 17)))
     states: list[Any] = [stepper.start(first).select(torch.arange(3).repeat_interleave(2)) for stepper in (model, fast)]
     torch.manual_seed(1)
@@ -76,7 +80,7 @@ def test_logits_are_the_models(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_logits_in_blocks_are_those_found_at_once(precision: Precision, bias: bool) -> None:
     config = prime_config(tied_embeddings="none", target_vocab_size=2 * BLOCK + 79, output_bias=bias)
-    fast = FastStepper(random_model(config, torch.float32).eval(), precision)
+    fast = CachedStepper(random_model(config, torch.float32).eval(), precision)
     x_RD = torch.randn(FEW_ROWS + 3, config.d_model)
     found, expected = fast.peaks(x_RD), Peaks.of(fast.output(x_RD))
     torch.testing.assert_close(found.logits(), expected.logits())
@@ -89,7 +93,7 @@ def test_logits_in_blocks_are_those_found_at_once(precision: Precision, bias: bo
 
 def test_nobody_left_is_no_fault() -> None:
     config = prime_config()
-    fast = FastStepper(random_model(config).eval())
+    fast = CachedStepper(random_model(config).eval())
     state = fast.start(sources(2, 5, 0, config.pad_id))
     _, state = fast.step(torch.tensor([5, 6]), state)
     nobody = state.select(torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long))
@@ -100,23 +104,24 @@ def test_nobody_left_is_no_fault() -> None:
 
 
 def test_what_is_not_written_out_is_told() -> None:
-    assert why_not(prime_config()) is None
-    assert why_not(prime_config(norm="pre")) == "model.norm is pre"
-    assert why_not(prime_config(attention_window=4)) == "attention has a window"
+    assert unsupported(prime_config()) is None
+    assert unsupported(prime_config(norm="pre")) == "model.norm is pre"
+    assert unsupported(prime_config(attention_window=4)) == "attention has a window"
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_eight_bits_are_near_and_rows_know_nothing_of_each_other(bias: bool) -> None:
     torch.manual_seed(0)
     W, x, b = torch.randn(64, 100), torch.randn(20, 64) * torch.logspace(-3, 3, 20)[:, None], torch.randn(100)
-    expected = Product(W, b if bias else None)(x)
-    found = Int8Product(W, b if bias else None)(x)
+    weights = Linear(W, b if bias else None)
+    expected = Product(weights)(x)
+    found = Int8Product(weights)(x)
     off_R = (found - expected).norm(dim=1) / (expected - (b if bias else 0)).norm(dim=1)
     assert float(off_R.max()) < 0.02
     assert float(off_R.min()) > 0.001, "it is not float32 after all"
-    alone = torch.cat([Int8Product(W, b if bias else None)(row[None]) for row in x])
+    alone = torch.cat([Int8Product(weights)(row[None]) for row in x])
     assert torch.equal(alone, found)
-    nothing = Int8Product(W, None)(torch.zeros(2, 64))
+    nothing = Int8Product(Linear(W, None))(torch.zeros(2, 64))
     assert torch.equal(nothing, torch.zeros(2, 100))
 
 
@@ -124,7 +129,7 @@ def test_translations_are_the_models() -> None:
     texts = heldout()[0][:120]
     fast, slow = Translator.load(device="cpu"), Translator.load(device="cpu")
     slow.stepper = slow.model
-    assert isinstance(fast.stepper, FastStepper)
+    assert fast.engine.name != "model"
     found, expected = fast.translate(texts), slow.translate(texts)
     for one, other in zip(found, expected, strict=True):
         assert one.text == other.text or "close" in one.flags
@@ -161,7 +166,6 @@ def test_several_searches_give_back_the_lines_of_one(two_threads: None) -> None:
 def test_searches_go_on_from_window_to_window(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """They would else wait for each other at the end of each."""
     shares: list[int] = []
-    in_threads = translate.in_threads
 
     def noted(search_one: Any, of: Any) -> Any:
         shares.append(len(of))
@@ -170,7 +174,7 @@ def test_searches_go_on_from_window_to_window(two_threads: None, monkeypatch: py
     monkeypatch.setattr(translate, "in_threads", noted)
     texts = heldout()[0][:150]
     translator = Translator.load(device="cpu", batch_size=2)
-    assert len(texts) > 4 * translate.WINDOWS * translator.batch_size
+    assert len(texts) > 4 * WINDOW_BATCHES * translator.batch_size
     found = translator.translate(texts)
     assert shares == [2]
     torch.set_num_threads(1)
@@ -183,7 +187,6 @@ def test_all_searches_have_something_to_do(two_threads: None, monkeypatch: pytes
     """Where there is less than one batch, and after those who give the lines have paused."""
     done: dict[int, set[int]] = {}
     rounds: list[int] = []
-    in_threads = translate.in_threads
 
     def noted(search_one: Any, of: Any) -> Any:
         rounds.append(len(of))
@@ -219,8 +222,8 @@ def test_whoever_is_slow_to_take_lines_is_not_overrun(two_threads: None) -> None
     while n_searches() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert n_searches() == 0, "they go on, and somebody has to hold what they find"
-    window = translate.WINDOWS * translator.batch_size
-    assert 400 - len(list(texts)) <= (2 + translate.MOST_HELD) * window + 2, "one is being read, one has been"
+    window = WINDOW_BATCHES * translator.batch_size
+    assert 400 - len(list(texts)) <= (2 + MAX_WINDOWS) * window + 2, "one is being read, one has been"
     stream.close()
     assert first.text
 
@@ -246,7 +249,7 @@ def test_whoever_leaves_early_leaves_no_search_behind(two_threads: None) -> None
 def test_what_fails_in_a_search_fails_here(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     translator = Translator.load(device="cpu")
 
-    def fail(beams: Beams, state: Cells, how: How) -> None:
+    def fail(beams: Beams, state: Cells, how: SearchSettings) -> None:
         raise MemoryError("no room")
 
     monkeypatch.setattr(translator.stepper, "turn", fail, raising=False)

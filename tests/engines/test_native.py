@@ -24,17 +24,19 @@ from tests.support.primes import prime_config, random_model
 from tests.support.search import by_number, rules_of, sentences_of, sources
 from transduce import Translator
 from transduce.config import DecodeConfig
-from transduce.engines.cached import Cells, FastStepper
+from transduce.engines.cached import CachedStepper
+from transduce.engines.cells import Cells
+from transduce.engines.layers import Precision
 from transduce.engines.native.stepper import COLUMNS, DTYPES, INPUTS, ROWS, NativeStepper
 from transduce.errors import DataError
 from transduce.model import Transformer
-from transduce.search.candidates import How, best, free
+from transduce.search.candidates import SearchSettings, best, free
 from transduce.search.hypotheses import Beams, Hypothesis, Sentence
-from transduce.search.loop import _padded, limit_of, search, side_by_side
+from transduce.search.loop import limit_of, padded, search, sentences_at_a_time
 from transduce.search.peaks import GROUP, Peaks
 
-pytestmark = pytest.mark.skipif("AVX512" in str(native.why_not("int8")), reason="this processor cannot")
-PRECISIONS: list[native.Precision] = ["int8", "float32"]
+pytestmark = pytest.mark.skipif("AVX512" in str(native.why_missing("int8")), reason="this processor cannot")
+PRECISIONS: list[Precision] = ["int8", "float32"]
 
 
 def up(n: int, to: int) -> int:
@@ -103,10 +105,10 @@ def test_in_float32_a_row_is_the_same_alone(n_rows: int, n_in: int, n_out: int) 
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_queries_have_the_same_answers_alone_and_together(precision: native.Precision) -> None:
+def test_queries_have_the_same_answers_alone_and_together(precision: Precision) -> None:
     """Of attention: rows times weights, for up to four queries at once."""
     torch.manual_seed(0)
-    mix = native.library(precision).mix
+    mix = native.library(precision).weighted_sums
     for width, n_rows in itertools.product((13, 16, 29, 32, 41, 64, 70), range(1, 50)):
         rows_RW, weight_QR = torch.randn(n_rows, width).to(DTYPES[precision][1]), torch.randn(4, n_rows)
         lengths = n_rows, n_rows, rows_RW.data_ptr(), width, 0, width
@@ -142,12 +144,12 @@ CHANGES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
-def test_steps_are_those_of_the_slow_twin(changes: dict[str, Any], precision: native.Precision) -> None:
+def test_steps_are_those_of_the_slow_twin(changes: dict[str, Any], precision: Precision) -> None:
     """Two rows of each sentence change places at every step; sentences join and leave. In int8 a value between
     two whole numbers may fall to another side in each, and with it a row: so most rows are near, and none is far."""
     config = prime_config(**changes)
     model = random_model(config, torch.float32).eval()
-    exact, slow, fast = FastStepper(model), FastStepper(model, "int8"), NativeStepper(model, precision)
+    exact, slow, fast = CachedStepper(model), CachedStepper(model, "int8"), NativeStepper(model, precision)
     if precision == "float32":
         exact, slow = slow, exact
     steppers: list[Any] = [exact, slow, fast]
@@ -221,7 +223,7 @@ SEARCHES: list[tuple[dict[str, Any], float]] = [
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("settings", "forbidden"), SEARCHES, ids=str)
-def test_searches_find_the_same(settings: dict[str, Any], forbidden: float, precision: native.Precision) -> None:
+def test_searches_find_the_same(settings: dict[str, Any], forbidden: float, precision: Precision) -> None:
     """As by turns of search.py. Past tokens may be added up in another order, so scores are near; in int8 a value may
     then fall to another whole number, and a search to another side: few do."""
     how, n_far = DecodeConfig(**settings), 0
@@ -233,7 +235,7 @@ def test_searches_find_the_same(settings: dict[str, Any], forbidden: float, prec
     def found_by(is_fast: bool) -> dict[int, list[Hypothesis]]:
         stepper: Any = fast if is_fast else Slow(fast)
         count = lambda _: n_turns.update([is_fast]) or ()  # noqa: E731
-        return by_number(search(stepper, config, sentences, how, rules, batch_size=11, withdrawn=count))
+        return by_number(search(stepper, config, sentences, how, rules, batch_size=11, cancelled=count))
 
     found, expected = found_by(True), found_by(False)
     assert found.keys() == expected.keys()
@@ -256,7 +258,7 @@ def test_searches_find_the_same(settings: dict[str, Any], forbidden: float, prec
 def test_a_small_model_searches_no_more_at_a_time_than_pay(
     beam_size: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.engines.native.stepper.MOST_ROWS", 24)
+    monkeypatch.setattr("transduce.engines.native.stepper.MAX_ROWS", 24)
     stepper, settings = NativeStepper(one_that_ends(6), "int8"), DecodeConfig(beam_size=beam_size)
     beside: list[int] = []
 
@@ -264,7 +266,7 @@ def test_a_small_model_searches_no_more_at_a_time_than_pay(
         beside.append(len(running))
         return ()
 
-    found = by_number(search(stepper, stepper.config, sentences_of(61, 5), settings, batch_size=50, withdrawn=count))
+    found = by_number(search(stepper, stepper.config, sentences_of(61, 5), settings, batch_size=50, cancelled=count))
     assert len(found) == 61
     assert max(beside) == most
 
@@ -274,9 +276,9 @@ def test_a_large_model_searches_as_many_as_it_is_told(monkeypatch: pytest.Monkey
     monkeypatch.setattr("transduce.engines.native.stepper.CACHED", 1000)
     stepper = NativeStepper(one_that_ends(6), "int8")
     assert stepper.n_bytes > 1000
-    assert side_by_side(stepper, 1000, 4) == 1000
-    assert side_by_side(FastStepper(one_that_ends(6)), 1000, 4) == 1000
-    assert NativeStepper(one_that_ends(6), "float32").most_rows is None
+    assert sentences_at_a_time(stepper, 1000, 4) == 1000
+    assert sentences_at_a_time(CachedStepper(one_that_ends(6)), 1000, 4) == 1000
+    assert NativeStepper(one_that_ends(6), "float32").max_rows is None
 
 
 def test_keys_that_float16_cannot_hold_are_cut_to_what_it_can() -> None:
@@ -287,15 +289,13 @@ def test_keys_that_float16_cannot_hold_are_cut_to_what_it_can() -> None:
             assert layer.memory_attention.W_KV.b is not None
             layer.memory_attention.W_KV.b[: config.n_heads * config.d_k : 2] = 1e6
             layer.memory_attention.W_KV.b[1 : config.n_heads * config.d_k : 2] = -1e6
-    (slow, fast), source_BS = (
-        (FastStepper(model, "int8"), NativeStepper(model, "int8")),
-        sources(3, 11, 1, config.pad_id),
-    )
-    states = [stepper.start(source_BS) for stepper in (slow, fast)]
+    steppers: list[Any] = [CachedStepper(model, "int8"), NativeStepper(model, "int8")]
+    source_BS = sources(3, 11, 1, config.pad_id)
+    states = [stepper.start(source_BS) for stepper in steppers]
     key_LBHK = states[1].memory_key_LBHKS[..., 0]
     assert (float(key_LBHK.max()), float(key_LBHK.min())) == (65504, -65504)
     (expected, _), (found, _) = (
-        stepper.step(torch.tensor([5, 6, 7]), state) for stepper, state in zip((slow, fast), states, strict=True)
+        stepper.step(torch.tensor([5, 6, 7]), state) for stepper, state in zip(steppers, states, strict=True)
     )
     torch.testing.assert_close(found.logits(), expected.logits(), atol=0.2, rtol=0)
 
@@ -307,13 +307,13 @@ def test_turns_of_both_kinds_go_on_with_what_the_others_leave(monkeypatch: pytes
     prefixes = {4: [5], 5: [6] * 15}
     sentences = [s._replace(prefix=prefixes.get(s.number % 9, ())) for s in sentences_of(61, 3)]
     kinds: list[bool] = []
-    is_plain = How.is_plain
+    is_plain = SearchSettings.is_plain
 
-    def noted(self: How, beams: Beams) -> bool:
+    def noted(self: SearchSettings, beams: Beams) -> bool:
         kinds.append(is_plain(self, beams))
         return kinds[-1]
 
-    monkeypatch.setattr(How, "is_plain", noted)
+    monkeypatch.setattr(SearchSettings, "is_plain", noted)
     found = by_number(search(fast, config, sentences, how, batch_size=7, batch_tokens=80))
     n_changes = sum(one != other for one, other in pairwise(kinds))
     assert n_changes > 6, "after a prefix all were of one kind"
@@ -326,16 +326,16 @@ def test_turns_of_both_kinds_go_on_with_what_the_others_leave(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_who_enters_by_one_call_stands_as_by_many(precision: native.Precision) -> None:
+def test_who_enters_by_one_call_stands_as_by_many(precision: Precision) -> None:
     """Every tensor of hypotheses and state, but what nobody reads: cells that are hidden, lanes past a source."""
     config = prime_config(target_vocab_size=300, tied_embeddings="none")
     stepper, settings = NativeStepper(random_model(config, torch.float32).eval(), precision), DecodeConfig(beam_size=3)
-    how = How(settings, free(config), config.eos_id, best)
+    how = SearchSettings(settings, free(config), config.eos_id, best)
     first = [Sentence(i, [*range(3, 20 - i)]) for i in range(5)]
     new, places = [Sentence(7, [4, 5, 6]), Sentence(8, [*range(8, 21)])], [3, 1]
 
     def begun(sentences: list[Sentence]) -> tuple[Beams, Cells]:
-        source_BS = _padded([sentence.source for sentence in sentences], config.pad_id, torch.device("cpu"))
+        source_BS = padded([sentence.source for sentence in sentences], config.pad_id, torch.device("cpu"))
         state = stepper.start(source_BS).select(torch.arange(len(sentences)).repeat_interleave(3))
         limits = [limit_of(sentence, settings, None) for sentence in sentences]
         return Beams.start(sentences, settings, limits, config.bos_id, torch.device("cpu")), state
@@ -364,13 +364,13 @@ def test_who_enters_by_one_call_stands_as_by_many(precision: native.Precision) -
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_each_sees_as_many_cells_as_it_has_tokens(precision: native.Precision) -> None:
+def test_each_sees_as_many_cells_as_it_has_tokens(precision: Precision) -> None:
     """One sentence at a time: beside others, those that ended leave cells in what is copied anyway."""
     translator = Translator.load(device="cpu", precision=precision, batch_size=1)
     translator.settings = replace(translator.settings, beam_size=8, n_best=5)
     turn, n_looked_at = translator.stepper.turn, 0  # type: ignore[attr-defined]
 
-    def looked_at(beams: Beams, state: Cells, how: How) -> tuple[Beams, Cells, list[bool]]:
+    def looked_at(beams: Beams, state: Cells, how: SearchSettings) -> tuple[Beams, Cells, list[bool]]:
         nonlocal n_looked_at
         beams, state, is_over = turn(beams, state, how)
         goes_on_BK = (beams.log_prob_BK > -torch.inf) & ~torch.tensor(is_over)[:, None]
@@ -436,7 +436,7 @@ def test_cells_that_somebody_needs_are_not_given_away() -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_batch_changes_nothing(precision: native.Precision) -> None:
+def test_the_batch_changes_nothing(precision: Precision) -> None:
     """Rows know nothing of each other, and each is added up in the same order: no bit of a score changes."""
     texts = heldout()[0][:200]
     translator = Translator.load(device="cpu", precision=precision, batch_size=64)
@@ -485,7 +485,7 @@ def test_what_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path
     """As where the cache may not hold programs, or was filled by another system: PyTorch must be left to go on with."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native.built("float32").write_bytes(b"no program")
-    with pytest.raises(native.CompilerError, match="what is compiled cannot be used"):
+    with pytest.raises(native.CompilerError, match="the compiled library cannot be used"):
         native.library.__wrapped__("float32")
 
 
@@ -504,4 +504,5 @@ def test_the_command_translates_without_it_and_says_so(tmp_path: Path) -> None:
     environment = {"CC": "no-such-compiler", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     done = subprocess.run(command, input="Ich bin müde.\n", capture_output=True, text=True, env=environment, check=True)
     assert done.stdout == "I'm tired.\n"
-    assert "int8 is slow here: there is no C compiler 'no-such-compiler'" in done.stderr
+    assert "slower engine: cached (" in done.stderr
+    assert "int8: there is no C compiler 'no-such-compiler'" in done.stderr

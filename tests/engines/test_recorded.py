@@ -12,9 +12,9 @@ import torch
 from tests.support.primes import prime_config, random_model
 from tests.support.search import rules_of, sentences_of
 from transduce.config import DecodeConfig, ModelConfig
-from transduce.engines.cached import FastStepper
-from transduce.engines.cuda import recorded as graph_stepper
-from transduce.engines.cuda.recorded import GraphStepper
+from transduce.engines.cached import CachedStepper
+from transduce.engines.cuda import recorded
+from transduce.engines.cuda.recorded import RecordedStepper
 from transduce.search.candidates import Rules, free
 from transduce.search.hypotheses import Hypothesis, Sentence
 from transduce.search.loop import advance, search
@@ -24,7 +24,7 @@ from transduce.search.peaks import GROUP, Peaks
 @pytest.fixture(autouse=True)
 def many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SOURCE_ROOM", "CELL_ROOM", "TOKEN_ROOM"):
-        monkeypatch.setattr(graph_stepper, name, 4)
+        monkeypatch.setattr(recorded, name, 4)
 
 
 def again(run: Callable[[], None]) -> Callable[[], None]:
@@ -67,7 +67,7 @@ def test_searches_find_the_same(settings: dict[str, Any], share: float) -> None:
     config = config_of()
     model = random_model(config).eval()
     how, rules = DecodeConfig(**{"max_extra_tokens": 9} | settings), rules_of(config, share)
-    fast = GraphStepper(model, again)
+    fast = RecordedStepper(model, again)
     for seed in (1, 2):  # the second time, more has been recorded
         hold_equal(found_by(fast, config, how, rules, seed=seed), found_by(model, config, how, rules, seed=seed))
     assert sum(map(len, fast.recordings.values())) > 5
@@ -86,19 +86,19 @@ def test_where_many_are_equals_it_looks_again(monkeypatch: pytest.MonkeyPatch) -
         n_looks.append(len(arguments) < 4)
         return real(*arguments)
 
-    monkeypatch.setattr(graph_stepper, "advance", counted)
+    monkeypatch.setattr(recorded, "advance", counted)
     settings, rules = DecodeConfig(beam_size=4, max_extra_tokens=9), free(config)
-    fast = GraphStepper(model, again)
+    fast = RecordedStepper(model, again)
     hold_equal(found_by(fast, config, settings, rules), found_by(model, config, settings, rules))
     assert sum(n_looks) > 3
     assert not all(n_looks)
 
 
 def test_searches_side_by_side_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_stepper, "MOST", 1000)
+    monkeypatch.setattr(recorded, "MAX_RECORDINGS", 1000)
     config, settings = config_of(), DecodeConfig(beam_size=2, max_extra_tokens=9)
     model, rules = random_model(config).eval(), free(config)
-    fast = GraphStepper(model, again)
+    fast = RecordedStepper(model, again)
     searches = [found_by(fast, config, settings, rules, seed=seed) for seed in (1, 2, 3)]
     found: list[Any] = [[], [], []]
     for _ in range(31):
@@ -110,9 +110,9 @@ def test_searches_side_by_side_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_recordings_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_stepper, "MOST", 3)
+    monkeypatch.setattr(recorded, "MAX_RECORDINGS", 3)
     config, settings = config_of(), DecodeConfig(beam_size=2, max_extra_tokens=9)
-    fast, rules = GraphStepper(random_model(config).eval(), again), free(config)
+    fast, rules = RecordedStepper(random_model(config).eval(), again), free(config)
     n_recorded = 0
     for n in range(1, 8):
         before = sum(map(len, fast.recordings.values()))
@@ -125,7 +125,7 @@ def test_recordings_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_is_not_plain_goes_the_slow_way() -> None:
     config = config_of()
     model, rules = random_model(config).eval(), free(config)
-    fast = GraphStepper(model, again)
+    fast = RecordedStepper(model, again)
     for settings in (
         DecodeConfig(beam_size=2, no_repeat_ngram=2, max_extra_tokens=9),
         DecodeConfig(method="sample", max_extra_tokens=9),
@@ -143,7 +143,7 @@ def test_attention_by_kernels_is_attention(n_kept: int, n_cells: int, n_source: 
     from transduce.engines.cuda import kernels as step_kernels
 
     n, n_heads = 3, 2
-    slow = FastStepper(random_model(config_of(d_model=8, n_heads=n_heads, d_k=d_k, d_v=d_v)))
+    slow = CachedStepper(random_model(config_of(d_model=8, n_heads=n_heads, d_k=d_k, d_v=d_v)))
     cell_BHCW = torch.randn(n, n_heads, n_cells, d_k + d_v)
     hidden_BKC = torch.zeros(n, n_kept, n_cells).masked_fill(torch.rand(n, n_kept, n_cells) < 0.5, -torch.inf)
     hidden_BKC[1] = -torch.inf  # as at the first token
@@ -154,17 +154,17 @@ def test_attention_by_kernels_is_attention(n_kept: int, n_cells: int, n_source: 
     both_RP = torch.randn(n * n_kept, n_heads * (2 * d_k + d_v))
     query_RP, new_RP = both_RP.tensor_split([n_heads * d_k], 1)
     after_BHCW = cell_BHCW.clone()
-    expected = slow.look_back(query_RP, new_RP, cell_BHCW, place_BKH, hidden_BKC)
+    expected = slow.attend_to_past(query_RP, new_RP, cell_BHCW, place_BKH, hidden_BKC)
     torch.testing.assert_close(
-        step_kernels.look_back(query_RP, new_RP, after_BHCW, place_BKH, hidden_BKC), expected, atol=1e-5, rtol=1e-5
+        step_kernels.attend_to_past(query_RP, new_RP, after_BHCW, place_BKH, hidden_BKC), expected, atol=1e-5, rtol=1e-5
     )
     assert torch.equal(after_BHCW, cell_BHCW)
 
     memory = torch.randn(n, n_heads, d_k, n_source + 5), torch.randn(n, n_heads, n_source + 5, d_v)
     unseen_B11S = torch.zeros(n, 1, 1, n_source).masked_fill(torch.arange(n_source) > n_source // 3, -torch.inf)
-    expected = slow.look_at_source(query_RP, *memory, unseen_B11S)
+    expected = slow.attend_to_memory(query_RP, *memory, unseen_B11S)
     torch.testing.assert_close(
-        step_kernels.look_at_source(query_RP, *memory, unseen_B11S), expected, atol=1e-5, rtol=1e-5
+        step_kernels.attend_to_memory(query_RP, *memory, unseen_B11S), expected, atol=1e-5, rtol=1e-5
     )
 
 

@@ -15,7 +15,8 @@ from transduce import DataError, make_batch
 from transduce.data.prepare import Prepared
 from transduce.evaluation.evaluate import add_to_card, evaluate, perplexity_of
 from transduce.evaluation.metrics import bleu
-from transduce.translation.translator import Translation, Translator
+from transduce.translation.result import Translation
+from transduce.translation.translator import Translator
 
 HYPOTHESES = ["the cat sat on the mat", "it is raining", "we are here", "a dog"]
 REFERENCES = ["the cat sat on the mat", "it is raining hard today", "they are there", "a dog"]

@@ -21,7 +21,7 @@ from transduce.evaluation.evaluate import perplexity_of
 from transduce.evaluation.metrics import bleu, chrf, resampled, resampled_mean
 from transduce.insight.ablation import LOSS, Part, ablate, grids, parts_of, without
 from transduce.insight.ablation_views import ablation_figure, show_ablation
-from transduce.translation.translator import Translation
+from transduce.translation.result import Translation
 
 SOURCES = ["Das ist gut.", "Ich habe ein Haus.", "Wo ist Tom?", "Ja."]
 REFERENCES = ["That is good.", "I have a house.", "Where is Tom?", "Yes."]

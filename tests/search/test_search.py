@@ -16,8 +16,8 @@ from torch import Tensor
 from tests.support.primes import prime_config, random_model
 from tests.support.search import by_number
 from transduce import DecodeConfig, Transformer, greedy
-from transduce.engines.cached import FastStepper
-from transduce.search.candidates import How, Rules, best, best_of_few, narrow, repeats, restrict, uniform
+from transduce.engines.cached import CachedStepper
+from transduce.search.candidates import Rules, SearchSettings, best, best_of_few, narrow, repeats, restrict, uniform
 from transduce.search.hypotheses import Beams, Hypothesis, Sentence
 from transduce.search.loop import limit_of, search
 from transduce.search.peaks import Doubts, Peaks, first_of_equals
@@ -391,7 +391,7 @@ def test_the_best_of_few_are_the_best_of_all_or_are_not_told() -> None:
             state_BK=torch.randint(0, 2, (3, n_kept)),
             length_B=torch.tensor([0, 1, 2]),
         )
-        how = How(settings, rules, END, best)
+        how = SearchSettings(settings, rules, END, best)
         if (found := best_of_few(beams, Peaks.of(logits_RV), how, Doubts())) is None:
             continue
         n_told += 1
@@ -421,7 +421,7 @@ def test_what_is_withdrawn_leaves_and_changes_nothing_for_the_others(longest: in
             n_turns[sentence.number] += 1
         return [place for place, s in enumerate(running) if s.number % 3 == 0 and n_turns[s.number] >= s.number]
 
-    found = by_number(search(model, CONFIG, sentences, settings, batch_size=8, longest=longest, withdrawn=withdrawn))
+    found = by_number(search(model, CONFIG, sentences, settings, batch_size=8, longest=longest, cancelled=withdrawn))
     left = undisturbed.keys() - found.keys()
     assert {i % 3 for i in left} == {0}
     assert 3 < len(left) < 14, "some withdrew too late"
@@ -429,7 +429,7 @@ def test_what_is_withdrawn_leaves_and_changes_nothing_for_the_others(longest: in
         assert [h.ids for h in hypotheses] == [h.ids for h in undisturbed[number]]
         assert [h.score for h in hypotheses] == pytest.approx([h.score for h in undisturbed[number]])
     assert max(in_turn) <= 8
-    assert not list(search(model, CONFIG, sentences, settings, batch_size=8, withdrawn=lambda of: range(len(of))))
+    assert not list(search(model, CONFIG, sentences, settings, batch_size=8, cancelled=lambda of: range(len(of))))
 
 
 @pytest.mark.parametrize(("n_vocabulary", "n_kept"), [(37, 4), (300, 7)])
@@ -441,7 +441,7 @@ def test_nothing_past_the_vocabulary_is_said(n_vocabulary: int, n_kept: int) -> 
     with torch.no_grad():
         model.embedding.output_bias[config.eos_id] += 7
     sentences = [Sentence(i, chance.choices(range(3, 30), k=chance.randint(1, 14))) for i in range(60)]
-    found = search(FastStepper(model), config, sentences, DecodeConfig(beam_size=n_kept), batch_size=11)
+    found = search(CachedStepper(model), config, sentences, DecodeConfig(beam_size=n_kept), batch_size=11)
     assert len(by_number(found)) == 60
 
 

@@ -14,7 +14,7 @@ import httpx
 
 from transduce import Translator
 from transduce.model_folder.format import Origin
-from transduce.search.loop import Stepper
+from transduce.search.protocols import Stepper
 from transduce.serving.application import make_app
 from transduce.serving.guard import Access
 from transduce.serving.limits import Limits

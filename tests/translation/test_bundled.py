@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from experiments.bundled_model import LANGUAGES, groups
 from tests.support.bundled import FOLDER, heldout, transduce
 from transduce import Translator, load_model, save_model
-from transduce.engines.native.library import Precision
+from transduce.engines.layers import Precision
 from transduce.evaluation.metrics import bleu
 from transduce.model_folder.format import BUNDLED_MODEL, CARD, CONFIG, WEIGHTS
 

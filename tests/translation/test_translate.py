@@ -28,8 +28,11 @@ from transduce.evaluation.evaluate import perplexity_of
 from transduce.model_folder.format import Origin, load_origin
 from transduce.search.hypotheses import Hypothesis
 from transduce.search.spelling import LINE_BREAKS
+from transduce.translation.lines import LineStream
 from transduce.translation.records import Form, translate_files
-from transduce.translation.translator import CLOSE, CLOSE_SHARE, Translation, Translator, _Lines, _Shared
+from transduce.translation.result import Translation
+from transduce.translation.threads import SharedLines
+from transduce.translation.translator import CLOSE, CLOSE_SHARE, Translator
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +144,7 @@ def test_each_degradation_is_flagged(translator: Translator) -> None:
     assert "loop" not in fair.flags, "the source says so too"
     assert translator.translate([""])[0].flags == ()
     hypothesis = Hypothesis([], -1.0, -1.0, True, margin=1e-6)
-    line = replace(translator.prepare("Das ist gut.", [], []), found={0: [hypothesis]})
+    line = replace(translator.prepare("Das ist gut.", [], []), results={0: [hypothesis]})
     assert translator._finish(line, None).flags == ("empty", "close")
 
 
@@ -163,7 +166,7 @@ def test_alternatives_are_ranked_and_a_prefix_is_kept(translator: Translator) ->
     assert "split" in forced.flags
     assert forced.text.startswith("We can")
     for prefix in ("Well\nthen", "Well\tthen", "Well\u2028"):
-        with pytest.raises(ConfigError, match="must be of one line and without tabs: leave them out"):
+        with pytest.raises(ConfigError, match="must be one line without tabs: remove them"):
             translator.translate(["Ja."], prefix=prefix)
     (parts,) = with_settings(translator, n_best=3).translate(["Das ist gut. " * 60])
     assert len(parts.alternatives) == 3, "a line in parts has as many"
@@ -214,11 +217,11 @@ def test_searches_that_share_lines_do_not_wait_for_more(translator: Translator) 
         answer.wait(timeout=20)
         yield "Ich bin hier."
 
-    lines = _Lines(translator, texts(), [], [])
+    lines = LineStream(texts(), lambda text: translator.prepare(text, [], []), 64, translator.config.model.eos_id)
     try:
         assert lines.get(wait=True) is not None
         assert is_asked.wait(timeout=20)
-        shared, found = _Shared(lines), queue.SimpleQueue[object]()
+        shared, found = SharedLines(lines), queue.SimpleQueue[object]()
         threading.Thread(target=lambda: found.put(shared.get(wait=True)), daemon=True).start()
         assert found.get(timeout=5) is None, "there was none to be had"
         answer.set()
@@ -248,7 +251,10 @@ STREAM = """
 import resource, sys
 from transduce import Translator, RunConfig
 from transduce.search.hypotheses import Hypothesis
+from transduce.translation.lines import LineStream
 from transduce.translation.records import Form, translate_files
+from transduce.translation.result import Translation
+from transduce.translation.threads import SharedLines
 from dataclasses import replace
 translator = Translator.load(sys.argv[1], device="cpu", batch_size=256)
 translator.settings = replace(translator.settings, beam_size=1, max_extra_tokens=0)
@@ -302,7 +308,7 @@ def test_a_model_of_many_languages_is_told_which(translator: Translator, tmp_pat
     many = Translator.load(tmp_path / "model", device="cpu")
     assert many.tag_for("fr") == [subwords.tag("fr")]
     assert many.longest_source == 18
-    with pytest.raises(ConfigError, match="this model translates into en, fr: choose one by --to"):
+    with pytest.raises(ConfigError, match="this model translates into en, fr: choose one with --to"):
         many.translate(["ein Haus"])
     with pytest.raises(ConfigError, match="--to is 'it', this model translates into en, fr: choose one of them"):
         many.translate(["ein Haus"], "it")
@@ -320,7 +326,7 @@ def test_a_model_with_learned_positions_never_runs_out_of_them(translator: Trans
     long = "Das ist ein Haus, und das ist noch ein Haus, und noch eins, und noch eins. " * 3
     (found,) = learned.translate([long], with_details=True)
     assert {"split", "limit"} <= set(found.flags)
-    with pytest.raises(ConfigError, match="tokens, this model can say 15: shorten it"):
+    with pytest.raises(ConfigError, match="tokens, this model.s limit is 15: shorten it"):
         learned.translate(["Das ist gut."], prefix=long)
 
 

@@ -84,6 +84,6 @@ def load_translator(
         batch_size=batch_size,
         precision="int8" if precision == "int8" else "float32",
     )
-    if precision == "int8" and (reason := translator.why_slow) is not None:
-        print(f"int8 is slow here: {reason}", file=sys.stderr)
+    if translator.engine.is_fallback:
+        print(f"slower engine: {translator.engine}", file=sys.stderr)
     return translator

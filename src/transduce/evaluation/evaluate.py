@@ -37,7 +37,8 @@ from transduce.evaluation.metrics import (
 )
 from transduce.files import write_whole
 from transduce.model_folder.format import CARD
-from transduce.translation.translator import Translation, Translator
+from transduce.translation.result import Translation
+from transduce.translation.translator import Translator
 
 N_WORST = 5
 BATCH_TOKENS = 2000

@@ -42,7 +42,8 @@ from transduce.insight.heads import (
 )
 from transduce.translation.alignment import Link
 from transduce.translation.explain import Explained, Token
-from transduce.translation.translator import Translation, Translator
+from transduce.translation.result import Translation
+from transduce.translation.translator import Translator
 
 FORMAT, FORMAT_VERSION = "transduce attention", 1
 NOT_OURS = "is no record of attention: give one that transduce inspect wrote"

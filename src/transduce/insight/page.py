@@ -17,7 +17,7 @@ from typing import Any
 from transduce.errors import DataError
 from transduce.insight.attention import AttentionRecord, to_document
 from transduce.insight.heads import KINDS, MEMORY_WORDS, WORDS
-from transduce.translation.translator import FLAGS
+from transduce.translation.result import FLAGS
 
 PAGE = Path(__file__).parent.parent / "web"
 STYLE_TAG, SCRIPT_TAG = '<link rel="stylesheet" href="style.css">', '<script src="inspector.js"></script>'

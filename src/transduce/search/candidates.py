@@ -1,4 +1,4 @@
-"""How hypotheses go on: what may be said, and which of it is taken. Each part knows nothing of the others."""
+"""The continuations of hypotheses: which tokens are allowed, and which of them are taken."""
 
 # Axes: B sentences, K hypotheses of each, R = B K rows, V vocabulary, T tokens, A states of an automaton, C candidates.
 
@@ -17,50 +17,50 @@ from transduce.search.peaks import Doubts, Peaks, first_of_equals
 
 
 class Rules(NamedTuple):
-    """What may be said: a finite automaton over tokens. State 0 is where a hypothesis starts and where it may end."""
+    """The tokens that are allowed, as a finite automaton. A hypothesis starts in state 0, and may end only there."""
 
     penalty_AV: Tensor
-    """0 where the token may follow, -inf where not."""
+    """0 if the token is allowed, else -inf."""
     next_AV: Tensor
-    """The state after it."""
+    """The state after the token."""
 
     def to(self, device: torch.device | str) -> Rules:
         return Rules(self.penalty_AV.to(device), self.next_AV.to(device))
 
 
 def free(config: ModelConfig) -> Rules:
-    """Everything may be said but padding and the start mark."""
+    """Allows everything except padding and the start mark."""
     penalty_AV = torch.zeros(1, config.target_vocab_size)
     penalty_AV[0, [i for i in (config.pad_id, config.bos_id) if i != config.eos_id]] = -torch.inf
     return Rules(penalty_AV, torch.zeros(1, config.target_vocab_size, dtype=torch.long))
 
 
 def restrict(beams: Beams, log_prob_RV: Tensor, settings: DecodeConfig, rules: Rules, eos_id: int) -> Tensor:
-    """-inf for what may not follow."""
+    """The log-probabilities, with -inf for tokens that are not allowed."""
     n_kept = beams.log_prob_BK.shape[1]
     state_R = beams.state_BK.flatten()
-    # Most of the time all are in state 0, and one row serves all.
+    # Usually all hypotheses are in state 0, so that one row serves them all.
     allowed_RV = log_prob_RV + (rules.penalty_AV[state_R] if bool(state_R.any()) else rules.penalty_AV[0])
     length_R = beams.length_B.repeat_interleave(n_kept)
     if settings.min_length > 0:
         allowed_RV[:, eos_id] = allowed_RV[:, eos_id].masked_fill(length_R < settings.min_length, -torch.inf)
     if settings.no_repeat_ngram > 0:
         token_RT = beams.token_BKT.flatten(0, 1)
-        banned_RV = repeats(token_RT, length_R, settings.no_repeat_ngram, log_prob_RV.shape[1])
-        allowed_RV = allowed_RV.masked_fill(banned_RV, -torch.inf)
+        forbidden_RV = repeats(token_RT, length_R, settings.no_repeat_ngram, log_prob_RV.shape[1])
+        allowed_RV = allowed_RV.masked_fill(forbidden_RV, -torch.inf)
     if (n_forced := beams.forced_BT.shape[1]) > 0:
         place_B = beams.length_B.clamp(max=n_forced - 1)
         forced_B = torch.where(beams.length_B < n_forced, beams.forced_BT.gather(1, place_B[:, None])[:, 0], NONE)
         forced_R1 = forced_B.repeat_interleave(n_kept)[:, None]
         is_forced_RV = forced_R1 == torch.arange(log_prob_RV.shape[1], device=log_prob_RV.device)
-        # A prefix that the rules forbid is still a prefix that was asked for.
+        # A prefix is forced even where the rules forbid it.
         only_it_RV = log_prob_RV.masked_fill(~is_forced_RV, -torch.inf)
         allowed_RV = torch.where(forced_R1 == NONE, allowed_RV, only_it_RV)
     return allowed_RV
 
 
 class Chosen(NamedTuple):
-    """How each hypothesis goes on: which one before it, by which token. Those that do not have -inf."""
+    """For each new hypothesis: the one that it continues, and its token. An unused place has log-probability -inf."""
 
     log_prob_BK: Tensor
     parent_BK: Tensor
@@ -69,27 +69,27 @@ class Chosen(NamedTuple):
 
 
 Choose = Callable[[Beams, Tensor, Tensor], Chosen]
-"""From hypotheses, log-probabilities and which of them are allowed."""
+"""From hypotheses, all log-probabilities, and the same with -inf for tokens that are not allowed."""
 
 
-class How(NamedTuple):
-    """A search goes on."""
+class SearchSettings(NamedTuple):
+    """What a turn needs to know besides hypotheses and state."""
 
-    settings: DecodeConfig
+    decode: DecodeConfig
     rules: Rules
     eos_id: int
     choose: Choose
 
     def is_plain(self, beams: Beams) -> bool:
-        """Whether few groups of tokens can be enough to choose from."""
-        return self.choose is best and not (self.settings.no_repeat_ngram or beams.forced_BT.shape[1])
+        """Whether the best continuations can be chosen from few groups of tokens."""
+        return self.choose is best and not (self.decode.no_repeat_ngram or beams.forced_BT.shape[1])
 
 
 def best(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
-    """The most probable continuations of a sentence, as many as it has places open."""
+    """The most probable continuations of each sentence, as many as it has open places."""
     n_kept, n_vocabulary = log_prob_BKV.shape[1:]
     candidate_BC = (allowed_BKV + beams.log_prob_BK[..., None]).flatten(1)
-    n_candidates = min(n_kept + 1, candidate_BC.shape[1])  # one more than can stay, to see how close it was
+    n_candidates = min(n_kept + 1, candidate_BC.shape[1])  # one more than stays, for the margin
     n_open_B1 = (n_kept - beams.n_ended_B)[:, None]
     value_BC, place_BC = first_of_equals(candidate_BC, n_candidates, n_open_B1)
     if n_candidates <= n_kept:
@@ -100,7 +100,7 @@ def best(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
 
 
 def _open(value_BC: Tensor, parent_BC: Tensor, token_BC: Tensor, n_open_B1: Tensor) -> Chosen:
-    """Of the best, in their order, as many as there are places open. There is one more than can stay."""
+    """Keeps as many of the best, in their order, as there are open places. The input has one candidate more."""
     last_in_B, first_out_B = value_BC.gather(1, (n_open_B1 - 1).clamp(min=0))[:, 0], value_BC.gather(1, n_open_B1)[:, 0]
     rank_C = torch.arange(value_BC.shape[1], device=value_BC.device)
     return Chosen(
@@ -111,23 +111,23 @@ def _open(value_BC: Tensor, parent_BC: Tensor, token_BC: Tensor, n_open_B1: Tens
     )
 
 
-def best_of_few(beams: Beams, peaks: Peaks, how: How, doubts: Doubts) -> Chosen | None:
-    """What `best` finds, to the bit, from few groups of tokens; None where they are not enough."""
-    n_open_B1, least = (beams.log_prob_BK.shape[1] - beams.n_ended_B)[:, None], how.settings.min_length
-    may_end_B = beams.length_B >= least if least > 0 else None
-    found = peaks.best(
-        beams.log_prob_BK, beams.state_BK, how.rules.penalty_AV, n_open_B1, may_end_B, how.eos_id, doubts
+def best_of_few(beams: Beams, peaks: Peaks, settings: SearchSettings, doubts: Doubts) -> Chosen | None:
+    """The result of `best`, bit for bit, from few groups of tokens; None if these groups are not enough."""
+    n_open_B1, min_length = (beams.log_prob_BK.shape[1] - beams.n_ended_B)[:, None], settings.decode.min_length
+    may_end_B = beams.length_B >= min_length if min_length > 0 else None
+    candidates = peaks.best(
+        beams.log_prob_BK, beams.state_BK, settings.rules.penalty_AV, n_open_B1, may_end_B, settings.eos_id, doubts
     )
-    return None if found is None else _open(*found, n_open_B1)
+    return None if candidates is None else _open(*candidates, n_open_B1)
 
 
 def sampler(settings: DecodeConfig) -> Choose:
-    """Each hypothesis goes on by a token that is drawn. The draw follows from seed, sentence, place and step alone."""
+    """Continues each hypothesis by a random token. The draw depends only on seed, sentence, place and step."""
 
     def draw(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
-        most_BK1 = allowed_BKV.max(-1, keepdim=True).values
-        is_stuck_BK1 = most_BK1 == -torch.inf  # nothing may follow
-        scaled_BKV = narrow((allowed_BKV - most_BK1) / settings.temperature, settings.top_k, settings.top_p)
+        highest_BK1 = allowed_BKV.max(-1, keepdim=True).values
+        is_stuck_BK1 = highest_BK1 == -torch.inf  # no token is allowed
+        scaled_BKV = narrow((allowed_BKV - highest_BK1) / settings.temperature, settings.top_k, settings.top_p)
         sorted_BKV, token_BKV = scaled_BKV.sort(descending=True, stable=True)
         mass_BKV = sorted_BKV.softmax(-1).cumsum(-1)
         K = torch.arange(mass_BKV.shape[1], device=mass_BKV.device)
@@ -138,26 +138,26 @@ def sampler(settings: DecodeConfig) -> Choose:
         log_prob_BK = (
             beams.log_prob_BK + log_prob_BKV.gather(2, token_BK1).masked_fill(is_stuck_BK1, -torch.inf)[..., 0]
         )
-        nothing_B = torch.full_like(beams.margin_B, torch.inf)
-        return Chosen(log_prob_BK, K.expand_as(log_prob_BK), token_BK1[..., 0], nothing_B)
+        no_margin_B = torch.full_like(beams.margin_B, torch.inf)
+        return Chosen(log_prob_BK, K.expand_as(log_prob_BK), token_BK1[..., 0], no_margin_B)
 
     return draw
 
 
 def narrow(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """-inf for all but the `top_k` most probable, and the fewest of them that hold `top_p` of the probability."""
+    """Sets to -inf all but the `top_k` most probable, and of those all but the fewest that hold probability `top_p`."""
     if 0 < top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[..., -1:], -torch.inf)
     if top_p < 1:
         sorted_logits, place = logits.sort(descending=True, stable=True)
         probability = sorted_logits.softmax(-1)
-        is_out = probability.cumsum(-1) - probability >= top_p  # what stands before it is enough without it
-        logits = logits.masked_fill(torch.zeros_like(is_out).scatter(-1, place, is_out), -torch.inf)
+        is_dropped = probability.cumsum(-1) - probability >= top_p  # those before it hold enough
+        logits = logits.masked_fill(torch.zeros_like(is_dropped).scatter(-1, place, is_dropped), -torch.inf)
     return logits
 
 
 def uniform(seed: int, number: Tensor, place: Tensor, step: Tensor) -> Tensor:
-    """From 0 up to 1: a hash of its arguments (SplitMix64's), so that a draw does not depend on the draws before."""
+    """From 0 up to 1, a hash of the arguments (SplitMix64), so that a draw does not depend on earlier draws."""
     x = torch.full_like(number, seed)
     for part in (number, place, step):
         x = x * 0x2545F4914F6CDD1D + part + 0x1E3779B97F4A7C15
@@ -168,16 +168,16 @@ def uniform(seed: int, number: Tensor, place: Tensor, step: Tensor) -> Tensor:
 
 
 def repeats(token_RT: Tensor, length_R: Tensor, n: int, n_vocabulary: int) -> Tensor:
-    """Which tokens would end an n-gram that the row already has."""
-    banned_RV = torch.zeros(len(token_RT), n_vocabulary + 1, dtype=torch.bool, device=token_RT.device)
+    """The tokens that would complete an n-gram that the row already contains."""
+    forbidden_RV = torch.zeros(len(token_RT), n_vocabulary + 1, dtype=torch.bool, device=token_RT.device)
     if token_RT.shape[1] < n:
-        return banned_RV[:, :-1]
+        return forbidden_RV[:, :-1]
     window_RWn = token_RT.unfold(1, n, 1)
     place_Rm = length_R[:, None] - n + 1 + torch.arange(n - 1, device=token_RT.device)
-    last_Rm = token_RT.gather(1, place_Rm.clamp(0, token_RT.shape[1] - 1))  # who is over may be past the last
+    last_Rm = token_RT.gather(1, place_Rm.clamp(0, token_RT.shape[1] - 1))  # a finished row may be past the last
     is_same_RW = (window_RWn[..., :-1] == last_Rm[:, None]).all(-1)
     end_W = torch.arange(n - 1, token_RT.shape[1], device=token_RT.device)
     is_same_RW &= (end_W < length_R[:, None]) & (length_R[:, None] >= n - 1)
-    # What is not the same goes to one place past the vocabulary, which is cut off.
-    banned_RV.scatter_(1, torch.where(is_same_RW, window_RWn[..., -1], n_vocabulary), True)
-    return banned_RV[:, :-1]
+    # Windows that differ write to one column past the vocabulary, which is cut off.
+    forbidden_RV.scatter_(1, torch.where(is_same_RW, window_RWn[..., -1], n_vocabulary), True)
+    return forbidden_RV[:, :-1]

@@ -1,4 +1,4 @@
-"""The hypotheses of all sentences that are searched side by side, in a few tensors, and what becomes of them."""
+"""The hypotheses of all sentences in a search, in a few tensors."""
 
 # Axes: B sentences, K hypotheses of each, T tokens.
 
@@ -16,36 +16,36 @@ from torch import Tensor
 from transduce.config import DecodeConfig
 
 NONE = -1
-"""Where there is no token."""
+"""Marks a place without a token."""
 
 
 class Sentence(NamedTuple):
-    """What is to be translated."""
+    """One sentence to translate."""
 
     number: int
-    """Among all: with the seed, it settles what is drawn in sampling."""
+    """Its number among all sentences. With the seed it determines what sampling draws."""
     source: Sequence[int]
-    """With its end mark."""
+    """Token ids, end mark included."""
     prefix: Sequence[int] = ()
-    """The translation must begin so."""
+    """The first tokens of the translation, which are forced."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
     ids: list[int]
-    """Without the end mark."""
+    """Token ids, without the end mark."""
     log_prob: float
-    """Of all tokens, and of the end mark where there is one, as the model gives it."""
+    """Log-probability under the model, summed over all tokens, end mark included."""
     score: float
-    """`log_prob` over the length penalty, by which hypotheses are ranked."""
+    """`log_prob` divided by the length penalty. Hypotheses are ranked by it."""
     has_ended: bool
-    """By itself, and not at the limit."""
+    """False if it was cut at the limit."""
     margin: float
-    """How far, in log-probability, the closest choice on the way was from being another."""
+    """The smallest difference in log-probability by which any choice on the way was made."""
 
 
 def length_penalty(length: Tensor, settings: DecodeConfig) -> Tensor:
-    """Divides a log-probability. The end mark counts."""
+    """What a log-probability is divided by. The end mark counts as a token."""
     length = length.to(torch.float32)
     if settings.length_penalty == "gnmt":  # Wu et al. 2016, equation 14
         return ((5 + length) / 6) ** settings.length_alpha
@@ -54,23 +54,23 @@ def length_penalty(length: Tensor, settings: DecodeConfig) -> Tensor:
 
 @dataclass(frozen=True)
 class Beams:
-    """Hypotheses that go on, and those that have ended. A hypothesis that ends closes its place among the first."""
+    """Live hypotheses and ended ones. Each that ends leaves one place fewer for live ones."""
 
     number_B: Tensor
     length_B: Tensor
-    """Tokens so far: all hypotheses of a sentence that go on are equally long."""
+    """Tokens so far: all live hypotheses of a sentence have the same length."""
     limit_B: Tensor
     forced_BT: Tensor
-    """What a translation must begin with."""
+    """The forced prefix of each translation."""
     margin_B: Tensor
     n_ended_B: Tensor
     token_BKT: Tensor
     last_BK: Tensor
-    """The tokens to go on from; those that have ended go on from anything, for nothing."""
+    """The last token of each hypothesis. Places without a live hypothesis hold any token; their result is ignored."""
     log_prob_BK: Tensor
-    """-inf where none goes on."""
+    """-inf for places without a live hypothesis."""
     state_BK: Tensor
-    """In the automaton of the rules."""
+    """The state of the rules' automaton."""
     ended_token_BKT: Tensor
     ended_log_prob_BK: Tensor
     ended_score_BK: Tensor
@@ -90,33 +90,33 @@ class Beams:
         forced = [[*sentence.prefix, *[NONE] * (n_forced - len(sentence.prefix))] for sentence in sentences]
         log_prob_BK = torch.zeros(n, n_kept, device=device)
         if settings.method == "beam":
-            log_prob_BK[:, 1:] = -torch.inf  # all rows are alike before the first token
+            log_prob_BK[:, 1:] = -torch.inf  # before the first token all rows are equal
 
-        def whole(*shape: int, value: int = 0) -> Tensor:
+        def integers(*shape: int, value: int = 0) -> Tensor:
             return torch.full(shape, value, device=device)
 
-        def none() -> Tensor:
+        def no_scores() -> Tensor:
             return torch.full((n, n_kept), -torch.inf, device=device)
 
         return cls(
             number_B=torch.tensor([sentence.number for sentence in sentences], device=device),
-            length_B=whole(n),
+            length_B=integers(n),
             limit_B=torch.tensor(limits, device=device),
             forced_BT=torch.tensor(forced, dtype=torch.long, device=device).view(n, n_forced),
             margin_B=torch.full((n,), torch.inf, device=device),
-            n_ended_B=whole(n),
-            token_BKT=whole(n, n_kept, longest, value=NONE),
-            last_BK=whole(n, n_kept, value=bos_id),
+            n_ended_B=integers(n),
+            token_BKT=integers(n, n_kept, longest, value=NONE),
+            last_BK=integers(n, n_kept, value=bos_id),
             log_prob_BK=log_prob_BK,
-            state_BK=whole(n, n_kept),
-            ended_token_BKT=whole(n, n_kept, longest, value=NONE),
-            ended_log_prob_BK=none(),
-            ended_score_BK=none(),
-            ended_length_BK=whole(n, n_kept),
+            state_BK=integers(n, n_kept),
+            ended_token_BKT=integers(n, n_kept, longest, value=NONE),
+            ended_log_prob_BK=no_scores(),
+            ended_score_BK=no_scores(),
+            ended_length_BK=integers(n, n_kept),
         )
 
     def select(self, sentences_B: Tensor) -> Beams:
-        """No wider than those that stay need."""
+        """Only these sentences, cut to the width that they need."""
         kept = {f.name: getattr(self, f.name)[sentences_B] for f in fields(self)}
         n = int(kept["limit_B"].max()) if len(sentences_B) else 0
         for name in ("token_BKT", "ended_token_BKT"):
@@ -128,22 +128,22 @@ class Beams:
         return Beams(**{f.name: torch.cat([getattr(wide, f.name), getattr(other, f.name)]) for f in fields(self)})
 
     def put(self, places: Tensor, other: Beams) -> Beams:
-        """The sentences at these places give way to the other's, in order. Nothing else is copied."""
+        """Replaces the sentences at these places by the other's, in order. Copies nothing else."""
         wide, other = self._as_wide_as(other), other._as_wide_as(self)
         for f in fields(self):
-            own = getattr(wide, f.name)
-            own.index_copy_(0, places, getattr(other, f.name).to(own.dtype))  # steppers may be of float64
+            field = getattr(wide, f.name)
+            field.index_copy_(0, places, getattr(other, f.name).to(field.dtype))  # a stepper may use float64
         return wide
 
     def _as_wide_as(self, other: Beams) -> Beams:
-        """With room for as many tokens."""
+        """With room for as many tokens as the other."""
         widths = {name: getattr(other, name).shape[-1] for name in ("forced_BT", "token_BKT", "ended_token_BKT")}
         more = {name: n - getattr(self, name).shape[-1] for name, n in widths.items()}
         wider = {name: F.pad(getattr(self, name), (0, n), value=NONE) for name, n in more.items() if n > 0}
         return replace(self, **wider) if wider else self
 
-    def without_what_was_said(self) -> Beams:
-        """Nothing is forced any more once all have said it."""
+    def without_used_prefix(self) -> Beams:
+        """Drops the forced prefix once every sentence is past it."""
         if (n := self.forced_BT.shape[1]) == 0:
             return self
         T = torch.arange(n, device=self.forced_BT.device)
@@ -151,16 +151,16 @@ class Beams:
         return self if bool(is_left) else replace(self, forced_BT=self.forced_BT[:, :0])
 
     def place_BK1(self, length_B: Tensor) -> Tensor:
-        """Among the tokens. Those that are over may be past their end: what they say there does not count."""
+        """The index of the next token. A finished sentence may be past its limit; its tokens there are ignored."""
         n_kept, n = self.token_BKT.shape[1:]
         return length_B.clamp(0, max(n - 1, 0))[:, None, None].expand(-1, n_kept, 1)
 
     def is_over_B(self, settings: DecodeConfig) -> Tensor:
-        """Whether nothing that a search could still find would change what it returns."""
+        """Whether continuing the search cannot change its result."""
         best_log_prob_B = self.log_prob_BK.max(1).values
         is_over_B = (best_log_prob_B == -torch.inf) | (self.length_B >= self.limit_B)
         if settings.method == "beam" and settings.stop_early:
-            # A log-probability only falls, and nothing is divided by more than at the limit.
+            # A log-probability only falls, and the penalty is largest at the limit.
             bound_B = best_log_prob_B / length_penalty(self.limit_B, settings)
             worst_B = self.ended_score_BK.topk(settings.n_best).values[:, -1]
             is_over_B = is_over_B | (worst_B >= bound_B)
@@ -168,12 +168,12 @@ class Beams:
 
 
 def harvest(beams: Beams, sentences: Sequence[int], settings: DecodeConfig) -> list[list[Hypothesis]]:
-    """For each of these sentences, the best first. Those cut off at the limit come after all that have ended.
+    """The hypotheses of each of these sentences, the best first. Those cut at the limit come after those that ended.
 
-    Where the rules left nothing to say, there is one hypothesis of nothing, which has not ended.
+    If the rules allowed no token at all, the result is one empty hypothesis that has not ended.
     """
-    found = []
-    columns = here(
+    results = []
+    columns = to_numpy(
         [
             beams.margin_B,
             beams.n_ended_B,
@@ -191,7 +191,7 @@ def harvest(beams: Beams, sentences: Sequence[int], settings: DecodeConfig) -> l
         *columns, strict=True
     ):
         margin, order = float(margins), sorted(range(int(n_ended)), key=lambda i: -scores[i])
-        if len(order) > 1:  # by which of them wins, too, it may have been close
+        if len(order) > 1:  # the choice between ended hypotheses may be the closest one
             margin = min(margin, float(scores[order[0]]) - float(scores[order[1]]))
         ended = [
             Hypothesis(tokens[i, : lengths[i] - 1].tolist(), float(log_probs[i]), float(scores[i]), True, margin)
@@ -207,13 +207,13 @@ def harvest(beams: Beams, sentences: Sequence[int], settings: DecodeConfig) -> l
                 if live_log_probs[i] > -torch.inf
             ]
         nothing = Hypothesis([], -math.inf, -math.inf, False, margin)
-        found.append(([*ended, *cut] or [nothing])[: settings.n_best])
-    return found
+        results.append(([*ended, *cut] or [nothing])[: settings.n_best])
+    return results
 
 
-def here(tensors: Sequence[Tensor], sentences: Sequence[int]) -> list[list[Any]]:
-    """Some sentences' part of each, as NumPy has it, which makes small things sooner. From a GPU by one copy for all of
-    a dtype: it is waited for at each."""
+def to_numpy(tensors: Sequence[Tensor], sentences: Sequence[int]) -> list[list[Any]]:
+    """The rows of some sentences as NumPy arrays, which are faster than tensors for small work. From a GPU there is one
+    copy per dtype, because each copy waits for the device."""
     if tensors[0].device.type == "cpu":
         return [[array[i] for i in sentences] for array in (tensor.numpy() for tensor in tensors)]
     sentences_B = torch.tensor(sentences, device=tensors[0].device)

@@ -1,4 +1,4 @@
-"""The logits of a step in groups, of each of which the highest is known: a search looks into the few groups that can
+"""The logits of a step in groups, with the highest logit of each group: a search reads only the few groups that can
 matter, and never writes a probability for every token."""
 
 # Axes: B sentences, K hypotheses of each, R = B K rows, A states of an automaton, C candidates, V vocabulary, N groups
@@ -14,20 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 GROUP = 32
-"""Tokens of a group. Sixteen take longer to choose among, and sixty-four to look into."""
+"""Tokens in a group. Choosing among groups of 16 takes longer, and reading groups of 64 takes longer."""
 
 
 SPARE = 3
-"""Groups looked at beside as many as can be needed: some tokens are forbidden."""
+"""Groups that are read in addition to those needed, because some tokens are forbidden."""
 
 
 @dataclass
 class Doubts:
-    """What a step would decide by what it finds. While it is recorded nothing can be: it goes on as if nothing were in
-    doubt, and whoever replays it must look."""
+    """Conditions that decide how a step continues. A recorded step cannot branch: it continues as if no condition held,
+    and notes the conditions for the code that replays it."""
 
     noted: list[Tensor] | None = None
-    """None: all are looked at at once."""
+    """None evaluates each condition at once."""
 
     def any(self, is_so: Tensor) -> bool:
         if self.noted is None:
@@ -40,11 +40,11 @@ class Doubts:
 class Peaks:
     peak_RN: Tensor
     log_sum_R1: Tensor
-    """Over all tokens, of exp: a logit less it is a log-probability."""
+    """log(sum(exp(logits))) over all tokens. A logit minus this is a log-probability."""
     look: Callable[[Tensor, Tensor], Tensor]
-    """Rows and groups, of any one shape: the logits of each group, in a new last axis."""
+    """Takes rows and groups of equal shape. Returns the logits of each group in a new last axis."""
     logits: Callable[[], Tensor]
-    """All of them, (R, V)."""
+    """Returns all logits, (R, V)."""
 
     @classmethod
     def of(cls, logits_RV: Tensor) -> Peaks:
@@ -52,15 +52,15 @@ class Peaks:
         return cls.of_blocks(in_groups(exact_RV, -torch.inf).flatten(1)[None], logits_RV.shape[1])
 
     @classmethod
-    def of_blocks(cls, logits_JRV: Tensor, n_vocabulary: int, made: Iterable[int] = (0,)) -> Peaks:
-        """`made` says, one by one, which blocks have been written: each is read while it is still in the cache. -inf
-        past the last of the vocabulary."""
+    def of_blocks(cls, logits_JRV: Tensor, n_vocabulary: int, blocks: Iterable[int] = (0,)) -> Peaks:
+        """`blocks` yields the number of each block after writing it, so that it is read while it is in the cache.
+        Logits past the vocabulary are -inf."""
         peaks, sums = [], []
-        for j in made:
+        for j in blocks:
             peak_RG = torch.unflatten(logits_JRV[j], 1, (-1, GROUP)).amax(2)
-            most_R1 = peak_RG.amax(1, keepdim=True)
+            highest_R1 = peak_RG.amax(1, keepdim=True)
             peaks.append(peak_RG)
-            sums.append((logits_JRV[j] - most_R1).exp_().sum(1, keepdim=True).log_().add_(most_R1))
+            sums.append((logits_JRV[j] - highest_R1).exp_().sum(1, keepdim=True).log_().add_(highest_R1))
         n_rows, n_groups = logits_JRV.shape[1], logits_JRV.shape[2] // GROUP
 
         def look(row: Tensor, group: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Peaks:
             return logits_JRV.transpose(0, 1).flatten(1)[:, :n_vocabulary]
 
         log_sum_R1 = sums[0] if len(sums) == 1 else torch.cat(sums, 1).logsumexp(1, keepdim=True)
-        peak_RN = torch.cat(peaks, 1)[:, : -(-n_vocabulary // GROUP)]  # groups past the last are none
+        peak_RN = torch.cat(peaks, 1)[:, : -(-n_vocabulary // GROUP)]  # without the groups past the vocabulary
         return cls(peak_RN, log_sum_R1, look, logits)
 
     def best(
@@ -84,21 +84,20 @@ class Peaks:
         eos_id: int,
         doubts: Doubts,
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Of all continuations of a sentence's hypotheses the K + 1 best, the best first: their log-probability, whose
-        they are, by which token. None where the groups with the highest peaks are not enough to tell: too many tokens
-        are forbidden, or one as good was not looked at.
+        """The K + 1 best continuations of each sentence's hypotheses, the best first: log-probability, parent, token.
 
-        `so_far`: of each hypothesis; `state` and `penalty`: what may follow, as `Rules` has it; `may_end`: whether it
-        may end yet.
+        None if the groups with the highest peaks do not decide it: too many tokens are forbidden, or a token with an
+        equal score was not read. `so_far`: the log-probability of each hypothesis; `state` and `penalty`: see `Rules`;
+        `may_end`: whether the end mark is allowed yet.
         """
         n_sentences, n_kept = so_far_BK.shape
-        n_groups, n_looked_at = self.peak_RN.shape[1], n_kept + 1 + SPARE
-        if n_kept * n_groups < n_looked_at:  # as `can_tell` says beforehand
+        n_groups, n_read = self.peak_RN.shape[1], n_kept + 1 + SPARE
+        if n_kept * n_groups < n_read:  # see `can_tell`
             return None
         so_far_R1, log_sum_R1 = so_far_BK.reshape(-1, 1), self.log_sum_R1.float()
         total_BN = (self.peak_RN.float() - log_sum_R1).add_(so_far_R1).view(n_sentences, -1)
-        highest_BN, place_BN = total_BN.topk(n_looked_at)
-        place_BN = place_BN.sort().values  # in the order of parents and tokens, by which equals are told apart
+        highest_BN, place_BN = total_BN.topk(n_read)
+        place_BN = place_BN.sort().values  # parents, then tokens: the order that decides between equals
         parent_BN, group_BN = place_BN // n_groups, place_BN % n_groups
         row_BN = torch.arange(0, n_sentences * n_kept, n_kept, device=place_BN.device)[:, None] + parent_BN
         log_prob_BNW = self.look(row_BN, group_BN).float() - log_sum_R1[row_BN]
@@ -114,18 +113,18 @@ class Peaks:
         if doubts.any(~is_enough_B):
             return None
         group_BC = place_BC // GROUP
-        # What fills the last group up may stand where there are too few, at -inf.
+        # If there are too few candidates, some are the padding of the last group, at -inf.
         token_BC = (group_BN.gather(1, group_BC) * GROUP + place_BC % GROUP).clamp_(max=penalty_AV.shape[1] - 1)
         return value_BC, parent_BN.gather(1, group_BC), token_BC
 
 
 def can_tell(n_kept: int, n_vocabulary: int) -> bool:
-    """Whether there are as many groups as `Peaks.best` looks at."""
+    """Whether there are as many groups as `Peaks.best` reads."""
     return n_kept * -(-n_vocabulary // GROUP) >= n_kept + 1 + SPARE
 
 
 def in_groups(x: Tensor, fill: float) -> Tensor:
-    """The last axis, of the vocabulary, as groups."""
+    """Splits the last axis, the vocabulary, into groups."""
     if n_more := -x.shape[-1] % GROUP:
         x = F.pad(x, (0, n_more), value=fill)
     return torch.unflatten(x, -1, (-1, GROUP))
@@ -134,12 +133,12 @@ def in_groups(x: Tensor, fill: float) -> Tensor:
 def first_of_equals(
     candidate_BC: Tensor, n: int, n_open_B1: Tensor, doubts: Doubts | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The n highest and where they stand; of equals, among those that stay, the first first."""
+    """The n highest values and their places. Equal values that stay keep their order."""
     value_BC, place_BC = candidate_BC.topk(n)
     place_BC, order_BC = place_BC.sort()
     value_BC, rank_BC = value_BC.gather(1, order_BC).sort(descending=True, stable=True)
     place_BC = place_BC.gather(1, rank_BC)
-    # topk takes any of equals. Where they reach from the last that stays to the end, it may have left out the first.
+    # topk takes any of equal values. If the last that stays equals the last taken, it may have left out an earlier one.
     last_in_B1 = value_BC.gather(1, (n_open_B1 - 1).clamp(0, n - 1))
     is_tied_B = ((last_in_B1 == value_BC[:, -1:]) & (last_in_B1 > -torch.inf))[:, 0]
     if (doubts or Doubts()).any(is_tied_B):

@@ -1,4 +1,4 @@
-"""What a translation may be spelt with: one line of valid UTF-8. As an automaton, which the search keeps to."""
+"""Rules that make every translation one line of valid UTF-8, as an automaton for the search."""
 
 # Axes: V vocabulary, A states.
 
@@ -13,17 +13,17 @@ from transduce.data.subword import Subwords
 from transduce.search.candidates import Rules
 
 LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-"""All that some program takes for the end of a line."""
+"""All characters that some program takes for the end of a line."""
 
-# States, by what the bytes so far ask for. The comments give the first byte that leads there.
-START, ONE, TWO, THREE = range(4)  # how many more bytes, of any kind that goes on
-AFTER_E0, AFTER_ED, AFTER_F0, AFTER_F4 = range(4, 8)  # whose second byte is bounded: no long forms, no surrogates
-AFTER_C2, AFTER_E2, AFTER_E2_80 = range(8, 11)  # from which U+0085, U+2028 and U+2029 could come
+# States, by the bytes that must follow.
+START, ONE, TWO, THREE = range(4)  # how many continuation bytes must follow
+AFTER_E0, AFTER_ED, AFTER_F0, AFTER_F4 = range(4, 8)  # the second byte is restricted: no overlong forms, no surrogates
+AFTER_C2, AFTER_E2, AFTER_E2_80 = range(8, 11)  # could become U+0085, U+2028 or U+2029
 N_STATES = 11
 
 
 def transitions() -> dict[tuple[int, int], int]:
-    """(state, byte) -> state, for what is allowed: RFC 3629's table of well-formed bytes, less the line breaks."""
+    """(state, byte) -> state for the allowed bytes: RFC 3629's table of well-formed UTF-8 without the line breaks."""
     more = range(0x80, 0xC0)
     table = {(START, byte): START for byte in range(0x80) if chr(byte) not in LINE_BREAKS}
     leads = {ONE: range(0xC3, 0xE0), TWO: [0xE1, *range(0xE3, 0xED), 0xEE, 0xEF], THREE: range(0xF1, 0xF4)}
@@ -56,7 +56,8 @@ def transitions() -> dict[tuple[int, int], int]:
 
 
 def one_line(subwords: Subwords, config: ModelConfig) -> Rules:
-    """No line break, no byte where UTF-8 wants another, no mark or tag but the end, and that not inside a character."""
+    """Forbids line breaks, bytes that UTF-8 does not allow, and all marks and tags; the end mark only inside a
+    character."""
     pieces = subwords.pieces(range(len(subwords)))
     byte_of = {i: int(match[1], 16) for i, p in enumerate(pieces) if (match := re.fullmatch("<0x([0-9A-F]{2})>", p))}
     table = transitions()
@@ -73,7 +74,7 @@ def one_line(subwords: Subwords, config: ModelConfig) -> Rules:
 
 
 def whole_characters(ids: list[int], rules: Rules) -> list[int]:
-    """Without the first bytes of a character that a limit has cut off."""
+    """Drops the first bytes of a character that was cut at the limit."""
     state, n_whole = START, 0
     for place, i in enumerate(ids, 1):
         state = int(rules.next_AV[state, i])

@@ -21,7 +21,8 @@ from transduce.config import DecodeConfig
 from transduce.search.hypotheses import Hypothesis, Sentence
 from transduce.serving.limits import Limits, Refusal
 from transduce.serving.metrics import Metrics
-from transduce.translation.translator import Translation, Translator
+from transduce.translation.result import Translation
+from transduce.translation.translator import Translator
 
 PATIENCE = 0.2
 """Seconds that a kind waits before searches of another kind take in no more, so that it comes in."""
@@ -62,7 +63,7 @@ class Job:
 
     def put(self, number: int, hypotheses: list[Hypothesis]) -> None:
         n, place = self.places[number]
-        self.lines[n].found[place] = hypotheses  # before it is struck off: another worker may strike off the last
+        self.lines[n].results[place] = hypotheses  # before it is struck off: another worker may strike off the last
         del self.places[number]
         if not self.places:
             self.end()
@@ -250,8 +251,8 @@ class _Worker:
         if first is None:
             return iter(())
         way = self.batcher.jobs[first.number].way
-        self.batch_size = way.translator.n_side_by_side(way.settings)
-        return way.translator.search(_Feed(self, first), way.settings, withdrawn=self._withdrawn)
+        self.batch_size = way.translator.batch_size_for(way.settings)
+        return way.translator.search(_Feed(self, first), way.settings, cancelled=self._withdrawn)
 
     def _found(self, sentence: Sentence, hypotheses: list[Hypothesis]) -> None:
         self.batcher.metrics.found(len(sentence.source), len(hypotheses[0].ids))

@@ -27,7 +27,8 @@ from transduce.serving.question import Question, read_question
 from transduce.serving.service import Service
 from transduce.translation.alignment import n_words
 from transduce.translation.explain import Explained
-from transduce.translation.translator import FLAGS, Translator
+from transduce.translation.result import FLAGS
+from transduce.translation.translator import Translator
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -16,7 +16,8 @@ from transduce.serving.batcher import RETRY_SECONDS, Batcher, Job, Way
 from transduce.serving.limits import Limits, Refusal
 from transduce.serving.metrics import Metrics
 from transduce.serving.question import AUTO, Question
-from transduce.translation.translator import Translation, Translator
+from transduce.translation.result import Translation
+from transduce.translation.translator import Translator
 
 BREAKS = re.compile(f"([{LINE_BREAKS}]+)")
 SHORT = 500

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from transduce.data.corpora import look_up, read_lines
 from transduce.errors import DataError
-from transduce.translation.translator import Alternative, Translation, Translator
+from transduce.translation.result import Alternative, Translation
+from transduce.translation.translator import Translator
 
 STDIN = "-"
 

@@ -422,7 +422,7 @@ def show_summary(summary: Summary, quiet: bool) -> None:
 
 
 def show_evaluation(console: Console, evaluation: Evaluation) -> None:
-    from transduce.translation.translator import FLAGS
+    from transduce.translation.result import FLAGS
 
     words: Mapping[str, str] = dict(FLAGS.items())
 

@@ -1,8 +1,10 @@
-"""Parts of a step on a GPU, each in one kernel: attention to what is there and no more, and `Peaks` by one look at all
-logits. The slow twins are `FastStepper.look_back` and `look_at_source`, and `Peaks.of`."""
+"""Triton kernels for a decoder step: attention that reads only visible cells, and `Peaks` in one pass over the logits.
 
-# Axes: as in stepper.py and peaks.py; V is filled up to whole groups. Of a tile: Q queries, K and U the widths of a key
-# and a value, each filled up to what a tile can have; C cells or source positions, or columns of logits; G groups.
+The slow twins are `CachedStepper.attend_to_past`, `CachedStepper.attend_to_memory` and `Peaks.of`.
+"""
+
+# Axes: as in cached.py and peaks.py; V is padded to whole groups. In a tile: Q queries, K and U the widths of a key and
+# a value, each padded to a size that a tile can have; C cells or source positions, or columns of logits; G groups.
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from transduce.search.peaks import GROUP, Peaks
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 TILE = 4096
-"""Logits."""
+"""Logits that are read together."""
 CELLS = 64
 
 
@@ -50,8 +52,8 @@ def attend_kernel(
     U: tl.constexpr,
     C: tl.constexpr,
 ):
-    """One head of one sentence: equation 1 for its few queries. Where there is a new token of each, that is written to
-    its cell and seen by its own query alone."""
+    """Equation 1 for one head of one sentence and its few queries. With HAS_NEW, the new token of each query is written
+    to its cell, and only that query sees it."""
     b, h, n_heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     q_Q1, k_1K, u_1U = tl.arange(0, Q)[:, None], tl.arange(0, K)[None], tl.arange(0, U)[None]
     row_Q1, is_query_Q1, is_k_1K, is_u_1U = b * n_queries + q_Q1, q_Q1 < n_queries, k_1K < d_k, u_1U < d_v
@@ -73,14 +75,14 @@ def attend_kernel(
         c_C = start + tl.arange(0, C)
         hidden_at = hidden + b * hidden_b + q_Q1 * hidden_q + c_C[None]
         hidden_QC = tl.load(hidden_at, is_query_Q1 & (c_C < n_seen)[None], float("-inf")).to(tl.float32)
-        if HAS_NEW:  # is in the cell only once this is done
+        if HAS_NEW:  # the cell holds it only after this kernel
             hidden_QC = tl.where(cell_Q1 == c_C[None], float("-inf"), hidden_QC)
         is_seen_C = tl.max(hidden_QC, 0) == 0
         if tl.max(is_seen_C.to(tl.int32), 0) == 1:
             key_KC = tl.load(key + c_C[None] * key_c + tl.trans(k_1K) * key_k, is_seen_C[None] & tl.trans(is_k_1K), 0.0)
             score_QC = tl.dot(query_QK, key_KC, input_precision="ieee") + hidden_QC
             new_top_Q1 = tl.maximum(top_Q1, tl.max(score_QC, 1, keep_dims=True))
-            safe_Q1 = tl.where(new_top_Q1 == float("-inf"), 0.0, new_top_Q1)  # who sees nothing yet
+            safe_Q1 = tl.where(new_top_Q1 == float("-inf"), 0.0, new_top_Q1)  # for queries that have seen nothing yet
             weight_QC = tl.exp2((score_QC - safe_Q1) * LOG2_E)
             less_Q1 = tl.exp2((top_Q1 - safe_Q1) * LOG2_E)
             value_CU = tl.load(value + c_C[:, None] * value_c + u_1U, is_seen_C[:, None] & is_u_1U, 0.0)
@@ -92,14 +94,16 @@ def attend_kernel(
     tl.store(out_at, (out_QU / sum_Q1).to(out.dtype.element_ty), is_QU)
 
 
-def look_back(query_RP: Tensor, new_RP: Tensor, cell_BHCW: Tensor, place_BKH: Tensor, hidden_BKC: Tensor) -> Tensor:
-    """What each hypothesis finds in its past and in what is new of it, which is put into its cell. (R, all heads)"""
+def attend_to_past(
+    query_RP: Tensor, new_RP: Tensor, cell_BHCW: Tensor, place_BKH: Tensor, hidden_BKC: Tensor
+) -> Tensor:
+    """Attention to each hypothesis's past and its new token, which is written to its cell: (R, all heads)."""
     d_k = query_RP.shape[1] // cell_BHCW.shape[1]
     key, value = cell_BHCW[..., :d_k], cell_BHCW[..., d_k:]
     return _attend(query_RP, key, value, hidden_BKC, new_RP, place_BKH)
 
 
-def look_at_source(query_RP: Tensor, key_BHKS: Tensor, value_BHSU: Tensor, unseen_B11S: Tensor) -> Tensor:
+def attend_to_memory(query_RP: Tensor, key_BHKS: Tensor, value_BHSU: Tensor, unseen_B11S: Tensor) -> Tensor:
     n_queries = len(query_RP) // len(key_BHKS)
     unseen_BKS = unseen_B11S[:, 0].expand(-1, n_queries, -1)
     return _attend(query_RP, key_BHKS.transpose(2, 3), value_BHSU, unseen_BKS, None, None)
@@ -136,17 +140,17 @@ def _attend(
         d_k=d_k,
         d_v=d_v,
         HAS_NEW=new_RP is not None,
-        Q=_filled(n_queries),
-        K=_filled(d_k),
-        U=_filled(d_v),
+        Q=_padded(n_queries),
+        K=_padded(d_k),
+        U=_padded(d_v),
         C=CELLS,
         num_warps=4,
     )
     return out_RP
 
 
-def _filled(n: int) -> int:
-    """What a product of tiles can have."""
+def _padded(n: int) -> int:
+    """The next size that a product of tiles can have."""
     return max(16, triton.next_power_of_2(n))
 
 
@@ -168,7 +172,7 @@ def peaks_kernel(logits, peak_out, log_sum_out, n_columns, row_stride, n_groups,
 
 
 def peaks_of(logits_RV: Tensor, n_vocabulary: int) -> Peaks:
-    """What stands past the vocabulary, up to a whole group, counts for nothing; a search never chooses it."""
+    """`logits_RV` is padded to whole groups. Columns past the vocabulary are ignored."""
     n_rows, width = logits_RV.shape
     assert width % GROUP == 0
     assert logits_RV.is_contiguous()

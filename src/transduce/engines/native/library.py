@@ -1,6 +1,7 @@
-"""`native.c`, compiled once for each precision by this machine's own compiler and kept: encoder and decoder.
+"""`native.c`, compiled once per precision by the machine's own C compiler and kept in the cache folder.
 
-There need not be a compiler: then `why_not` says so, and the same is done by PyTorch, more slowly.
+Without a compiler, or on a processor without the instructions that the source needs, `library` raises CompilerError and
+`engines.choose` takes another engine.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Literal
 
+from transduce.engines.layers import Precision
 from transduce.runtime import cache_folder, processor_features
 
-Precision = Literal["float32", "int8"]
 SOURCE, *HEADERS = (Path(__file__).with_name(name) for name in ("native.c", "products.h", "vectors.h", "search.h"))
-# Sums may be added up in any order. Not -ffast-math, which would change how the whole process treats small numbers.
+# Sums may be computed in any order. Not -ffast-math, which changes how the whole process treats denormal numbers.
 FLAGS = (
     "-std=gnu11",
     "-O3",
@@ -35,16 +35,16 @@ FLAGS = (
     "-fPIC",
 )
 WIDE = ("-mprefer-vector-width=512",)
-"""On x86, where compilers else stop at 256 bits."""
+"""On x86, where compilers otherwise stop at 256 bits."""
 PRECISIONS: dict[Precision, tuple[str, ...]] = {"float32": ("-DFLOAT32",), "int8": ()}
 SECONDS = 60
 
 
 class CompilerError(Exception):
-    """There is none, or it failed."""
+    """There is no compiler, or it failed."""
 
 
-# As native.c has them, field by field.
+# The structures of native.c, field by field.
 
 _X, _N = ctypes.c_void_p, ctypes.c_int64
 
@@ -58,17 +58,19 @@ class Norm(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
+    """An encoder layer leaves the fields of cross-attention empty."""
+
     _fields_ = (
         ("Q_KV", Matrix),
         ("O", Matrix),
-        ("attending", Norm),
+        ("self_norm", Norm),
         ("memory_Q", Matrix),
         ("memory_KV", Matrix),
         ("memory_O", Matrix),
-        ("asking", Norm),
-        ("one", Matrix),
-        ("two", Matrix),
-        ("thinking", Norm),
+        ("memory_norm", Norm),
+        ("first", Matrix),
+        ("second", Matrix),
+        ("feed_forward_norm", Norm),
     )
 
 
@@ -77,6 +79,9 @@ class Model(ctypes.Structure):
         ("encoder", ctypes.POINTER(Layer)),
         ("decoder", ctypes.POINTER(Layer)),
         ("output", Matrix),
+        ("source_embedding", _X),
+        ("target_embedding", _X),
+        ("embedding_scale", ctypes.c_float),
         ("n_encoder", _N),
         ("n_decoder", _N),
         ("n_heads", _N),
@@ -106,6 +111,8 @@ class State(ctypes.Structure):
 
 
 class Arrivals(ctypes.Structure):
+    """New sentences."""
+
     _fields_ = (
         ("source", _X),
         ("places", _X),
@@ -115,7 +122,6 @@ class Arrivals(ctypes.Structure):
         ("room", _N),
         ("pad_id", _N),
         ("bos_id", _N),
-        ("embedding", _X),
         ("positions", _X),
     )
 
@@ -140,7 +146,7 @@ class Hypotheses(ctypes.Structure):
     )
 
 
-class How(ctypes.Structure):
+class SearchSettings(ctypes.Structure):
     _fields_ = (
         ("penalty", _X),
         ("next", _X),
@@ -154,35 +160,38 @@ class How(ctypes.Structure):
 
 @functools.cache
 def library(precision: Precision) -> ctypes.CDLL:
-    """Raises CompilerError where there can be none: also where the user's cache cannot be used."""
+    """Raises CompilerError if there is none, also if the user's cache folder cannot be used."""
     try:
         return load(built(precision))
     except (OSError, RuntimeError) as error:
-        raise CompilerError(f"what is compiled cannot be used: {error}") from error
+        raise CompilerError(f"the compiled library cannot be used: {error}") from error
 
 
 def load(path: Path) -> ctypes.CDLL:
-    found = ctypes.CDLL(str(path))
-    model, state, arrivals, hypotheses, how = map(ctypes.POINTER, (Model, State, Arrivals, Hypotheses, How))
-    for name, kinds in {
+    result = ctypes.CDLL(str(path))
+    model, state, arrivals, hypotheses, settings = map(
+        ctypes.POINTER, (Model, State, Arrivals, Hypotheses, SearchSettings)
+    )
+    for name, argument_types in {
         "pack": [_X, _N, _N, _X, _X],
         "multiply": [_X, _N, ctypes.POINTER(Matrix), _X],
-        "mix": [ctypes.c_int, _X, _N, _N, _X, _N, _N, _N, _X, _N],
+        "weighted_sums": [ctypes.c_int, _X, _N, _N, _X, _N, _N, _N, _X, _N],
         "encode": [model, state, arrivals],
         "step": [model, state, _X, _X, _X, _X, _X],
-        "look": [model, _X, _X, _X, _X, _N, _X],
+        "logits_of_groups": [model, _X, _X, _X, _X, _N, _X],
+        "all_logits": [model, _X, _X, _N, _X],
     }.items():
-        function = getattr(found, name)
-        function.argtypes, function.restype = kinds, None
-    found.take_cells.argtypes, found.take_cells.restype = [_X, _N, _N, _N, _X], _N
-    found.enter.argtypes, found.enter.restype = [model, state, hypotheses, arrivals], _N
-    found.turn.argtypes, found.turn.restype = [model, state, hypotheses, how, _X, _X], _N
-    return found
+        function = getattr(result, name)
+        function.argtypes, function.restype = argument_types, None
+    result.take_cells.argtypes, result.take_cells.restype = [_X, _N, _N, _N, _X], _N
+    result.enter.argtypes, result.enter.restype = [model, state, hypotheses, arrivals], _N
+    result.turn.argtypes, result.turn.restype = [model, state, hypotheses, settings, _X], _N
+    return result
 
 
 @functools.cache
-def why_not(precision: Precision) -> str | None:
-    """Remembered: a compiler that fails would be asked again for each model."""
+def why_missing(precision: Precision) -> str | None:
+    """Why there is no compiled library; None if there is one. Cached, so a compiler that fails runs once."""
     try:
         library(precision)
     except CompilerError as error:
@@ -191,27 +200,27 @@ def why_not(precision: Precision) -> str | None:
 
 
 def built(precision: Precision) -> Path:
-    """The compiled file, in the user's cache. Made under another name first, so that nobody loads half of it."""
+    """The compiled file in the cache folder. It is made under a temporary name, so that no process loads half of it."""
     compiler = os.environ.get("CC") or "cc"
     if shutil.which(compiler) is None:
         raise CompilerError(f"there is no C compiler {compiler!r}")
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     command = [compiler, *FLAGS, *PRECISIONS[precision], *(WIDE if is_x86 else ())]
-    known = "\n".join(
-        [*command, processor_features(), *(path.read_text(encoding="utf-8") for path in (SOURCE, *HEADERS))]
-    )
+    sources = [path.read_text(encoding="utf-8") for path in (SOURCE, *HEADERS)]
+    # -march=native depends on the processor, and machines may share a home directory.
+    key = "\n".join([*command, processor_features(), *sources])
     cache = cache_folder()
-    path = cache / f"native-{hashlib.sha256(known.encode()).hexdigest()[:16]}.so"
+    path = cache / f"native-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if path.exists():
         return path
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as place:
-            made = Path(place) / path.name
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            unfinished = Path(folder) / path.name
             subprocess.run(
-                [*command, "-o", str(made), str(SOURCE), "-lm"], check=True, capture_output=True, timeout=SECONDS
+                [*command, "-o", str(unfinished), str(SOURCE), "-lm"], check=True, capture_output=True, timeout=SECONDS
             )
-            made.replace(path)
+            unfinished.replace(path)
     except subprocess.CalledProcessError as error:
         raise CompilerError(f"{compiler} failed: {error.stderr.decode(errors='replace').strip()[:200]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:

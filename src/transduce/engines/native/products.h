@@ -106,7 +106,7 @@ static inline panel whole_panel(const float *w, int64_t n_k, int64_t n_columns) 
 }
 
 /* One row, 32 columns, all inputs. */
-static inline void times_one(const float *x, int64_t n_k, const float *w, const int32_t *sum, float *out) {
+static inline void matmul_row(const float *x, int64_t n_k, const float *w, const int32_t *sum, float *out) {
     (void)sum;
     tile(x, 1, whole_panel(w, n_k, 32), out);
 }
@@ -148,7 +148,7 @@ INLINE void tile(const uint8_t *x, const int n_rows, panel p, int32_t *out) {
 }
 
 /* One row, 32 columns, all inputs. Of each two sums, that none waits for the one before it. */
-static inline void times_one(const uint8_t *x, int64_t n_k, const int8_t *w, const int32_t *sum, int32_t *out) {
+static inline void matmul_row(const uint8_t *x, int64_t n_k, const int8_t *w, const int32_t *sum, int32_t *out) {
     __m512i found[4];
     for (int i = 0; i < 4; i++) found[i] = i < 2 ? less_of(sum + i * 16) : _mm512_setzero_si512();
     for (int64_t k = 0; k < n_k; k += 8)
@@ -163,9 +163,9 @@ static inline void times_one(const uint8_t *x, int64_t n_k, const int8_t *w, con
 #endif
 
 /* All inputs of some rows by 32 columns. */
-INLINE void times_panel(const put_in *x, int64_t n_rows, int64_t n_k, const entry *w, const int32_t *sum,
+INLINE void matmul_panel(const put_in *x, int64_t n_rows, int64_t n_k, const entry *w, const int32_t *sum,
                         int64_t n_columns, total *out) {
-    if (n_rows == 1) times_one(x, n_k, w, sum, out);
+    if (n_rows == 1) matmul_row(x, n_k, w, sum, out);
     if (n_rows < 2) return;
     const int64_t n_last = n_rows >= 8 && n_rows % 8 < 4 ? 8 + n_rows % 8 : n_rows % 8, n_before = n_rows - n_last;
     panel p = {.sum = sum, .n_k = n_k, .n_columns = n_columns};
@@ -196,7 +196,7 @@ INLINE void times_panel(const put_in *x, int64_t n_rows, int64_t n_k, const entr
 
 /* Up to three rows by more columns, so that sums are enough at a time for none to wait for the one before it. How many
    columns are done, a multiple of 32. */
-static int64_t times_few(const float *x, int64_t n_rows, int64_t n_k, const float *w, int64_t n_columns, float *out) {
+static int64_t matmul_few_rows(const float *x, int64_t n_rows, int64_t n_k, const float *w, int64_t n_columns, float *out) {
     const int64_t n = n_rows == 1 ? 128 : 64;
     int64_t c = 0;
     for (; n_columns - c >= n; c += n) {
@@ -211,24 +211,24 @@ static int64_t times_few(const float *x, int64_t n_rows, int64_t n_k, const floa
 }
 
 /* Some columns; `first` is a multiple of 32. Rows of `out` are as long as up(n_columns, 32). */
-static void times(const float *x, int64_t n_rows, const matrix *m, int64_t first, int64_t n_columns, float *out) {
+static void matmul(const float *x, int64_t n_rows, const matrix *m, int64_t first, int64_t n_columns, float *out) {
     const int64_t n_k = up(m->n_in, 64), n_all = up(n_columns, 32);
     const float *w = m->packed + first * n_k;
-    int64_t c = n_rows > 0 && n_rows < 4 ? times_few(x, n_rows, n_k, w, n_all, out) : 0;
-    for (; c < n_all; c += 32) times_panel(x, n_rows, n_k, w + c * n_k, NULL, n_all, out + c);
+    int64_t c = n_rows > 0 && n_rows < 4 ? matmul_few_rows(x, n_rows, n_k, w, n_all, out) : 0;
+    for (; c < n_all; c += 32) matmul_panel(x, n_rows, n_k, w + c * n_k, NULL, n_all, out + c);
 }
 
 /* One row, 32 columns. */
-static void times_group(const float *x, const matrix *m, int64_t first, float *out) {
+static void matmul_group(const float *x, const matrix *m, int64_t first, float *out) {
     const int64_t n_k = up(m->n_in, 64);
-    times_one(x, n_k, m->packed + first * n_k, NULL, out);
+    matmul_row(x, n_k, m->packed + first * n_k, NULL, out);
 }
 
 #else
 
 /* Rows are computed 32 at a time, so as many must be there; what is past the last is anything. */
 #ifdef __AMX_INT8__
-static void times_amx(const int8_t *x, int64_t n_rows, int64_t n_k, const int8_t *w, int64_t n_columns, int32_t *out) {
+static void matmul_amx(const int8_t *x, int64_t n_rows, int64_t n_k, const int8_t *w, int64_t n_columns, int32_t *out) {
     struct { uint8_t palette, start, reserved[14]; uint16_t n_bytes[16]; uint8_t n_rows[16]; } config, before;
     memset(&config, 0, sizeof config);
     config.palette = 1;
@@ -274,7 +274,7 @@ static inline void without_sign(const int8_t *x, int64_t n, uint8_t *out) {
     for (int64_t i = 0; i < n; i++) out[i] = (uint8_t)x[i] ^ 0x80;
 }
 
-static void times_vnni(const int8_t *x, int64_t n_all, int64_t n_k, const int8_t *w, const int32_t *sum,
+static void matmul_vnni(const int8_t *x, int64_t n_all, int64_t n_k, const int8_t *w, const int32_t *sum,
                        int64_t n_columns, int32_t *out) {
     const int64_t some = n_k <= 2048 ? 128 : n_k <= 4096 ? 64 : 8; /* rows without signs at a time, on the stack */
     uint8_t more[(n_all < some ? n_all : some) * n_k];
@@ -282,30 +282,30 @@ static void times_vnni(const int8_t *x, int64_t n_all, int64_t n_k, const int8_t
         const int64_t n_rows = n_all - begin < some ? n_all - begin : some;
         without_sign(x + begin * n_k, n_rows * n_k, more);
         for (int64_t c = 0; c < n_columns; c += 32)
-            times_panel(more, n_rows, n_k, w + c * n_k, sum + c, n_columns, out + begin * n_columns + c);
+            matmul_panel(more, n_rows, n_k, w + c * n_k, sum + c, n_columns, out + begin * n_columns + c);
     }
 }
 
 /* Some columns; `first` is a multiple of 32. Rows of `out` are as long as up(n_columns, 32). */
-static void times(const int8_t *x, int64_t n_rows, const matrix *m, int64_t first, int64_t n_columns, int32_t *out) {
+static void matmul(const int8_t *x, int64_t n_rows, const matrix *m, int64_t first, int64_t n_columns, int32_t *out) {
     int64_t n_k = up(m->n_in, 64);
     const int8_t *w = m->packed + first * n_k;
     n_columns = up(n_columns, 32);
 #ifdef __AMX_INT8__
     if (has_amx()) {
-        times_amx(x, n_rows, n_k, w, n_columns, out);
+        matmul_amx(x, n_rows, n_k, w, n_columns, out);
         return;
     }
 #endif
-    times_vnni(x, n_rows, n_k, w, m->sum + first, n_columns, out);
+    matmul_vnni(x, n_rows, n_k, w, m->sum + first, n_columns, out);
 }
 
 /* One row, 32 columns. */
-static void times_group(const int8_t *x, const matrix *m, int64_t first, int32_t *out) {
+static void matmul_group(const int8_t *x, const matrix *m, int64_t first, int32_t *out) {
     const int64_t n_k = up(m->n_in, 64);
     uint8_t own[n_k];
     without_sign(x, n_k, own);
-    times_one(own, n_k, m->packed + first * n_k, m->sum + first, out);
+    matmul_row(own, n_k, m->packed + first * n_k, m->sum + first, out);
 }
 
 #endif

@@ -3,16 +3,29 @@
    that are over: a fifth of all rows. */
 
 /* The logits of some groups again: 32 columns of one row each. */
-void look(const model *m, const entry *x, const float *x_scale, const int64_t *row, const int64_t *group,
+void logits_of_groups(const model *m, const entry *x, const float *x_scale, const int64_t *row, const int64_t *group,
           int64_t n_looks, float *out) {
     const matrix *by = &m->output;
     for (int64_t i = 0; i < n_looks; i++) {
         int64_t first = group[i] * GROUP, n_own = by->n_out - first < GROUP ? by->n_out - first : GROUP;
         total whole[GROUP];
-        times_group(x + row[i] * up(by->n_in, 64), by, first, whole);
-        real(whole, x_scale[row[i]], by, first, n_own, out + i * GROUP);
+        matmul_group(x + row[i] * up(by->n_in, 64), by, first, whole);
+        dequantise(whole, x_scale[row[i]], by, first, n_own, out + i * GROUP);
         for (int64_t c = n_own; c < GROUP; c++) out[i * GROUP + c] = LOWEST;
     }
+}
+
+/* All logits: rows x columns of the output. */
+void all_logits(const model *m, const entry *x, const float *x_scale, int64_t n_rows, float *out) {
+    const matrix *by = &m->output;
+    total *whole = malloc(up(n_rows, 32) * BLOCK * sizeof(total));
+    for (int64_t first = 0; first < by->n_out; first += BLOCK) {
+        const int64_t n = by->n_out - first < BLOCK ? by->n_out - first : BLOCK;
+        matmul(x, n_rows, by, first, n, whole);
+        for (int64_t row = 0; row < n_rows; row++)
+            dequantise(whole + row * up(n, 32), x_scale[row], by, first, n, out + row * by->n_out + first);
+    }
+    free(whole);
 }
 
 /* For each hypothesis the first cell that none of its sentence has in its past, which it alone sees from now on.
@@ -53,7 +66,7 @@ typedef struct {
     const int64_t *next;          /* states x tokens: the state after it */
     const float *length_penalty;  /* by which a hypothesis of so many tokens is divided */
     int64_t eos_id, min_length, n_best, stop_early;
-} how;
+} search_settings;
 
 /* As `Beams` has them, in place. */
 typedef struct {
@@ -73,16 +86,16 @@ static inline float over(float x, float y) { return _mm_cvtss_f32(_mm_div_ss(_mm
 typedef struct { float value; int64_t parent, token; } candidate;
 
 /* Among the best so far, the best first. Who comes later loses to an equal. */
-static inline int64_t take_in(candidate *best, int64_t n, int64_t n_most, candidate new) {
-    if (n == n_most && new.value <= best[n - 1].value) return n;
-    int64_t i = n < n_most ? n : n - 1;
+static inline int64_t take_in(candidate *best, int64_t n, int64_t max_n, candidate new) {
+    if (n == max_n && new.value <= best[n - 1].value) return n;
+    int64_t i = n < max_n ? n : n - 1;
     for (; i > 0 && best[i - 1].value < new.value; i--) best[i] = best[i - 1];
     best[i] = new;
-    return n < n_most ? n + 1 : n;
+    return n < max_n ? n + 1 : n;
 }
 
-/* Those of one sentence, `rows` of what was said, looking only into groups that may hold one as good as `bound`. */
-static int64_t look_for(const model *m, const said *told, const hypotheses *b, const how *h, int64_t sentence,
+/* Those of one sentence, `rows` of what was step_output, looking only into groups that may hold one as good as `bound`. */
+static int64_t best_in_groups(const model *m, const step_output *output, const hypotheses *b, const search_settings *h, int64_t sentence,
                         const int64_t *rows, int64_t first, int64_t n_rows, int64_t n_kept, float bound,
                         candidate *best) {
     const int64_t n_vocabulary = m->output.n_out, n_groups = up(n_vocabulary, GROUP) / GROUP;
@@ -90,11 +103,11 @@ static int64_t look_for(const model *m, const said *told, const hypotheses *b, c
     int64_t n = 0;
     for (int64_t i = first; i < first + n_rows; i++) {
         const float *penalty = h->penalty + b->state[rows[i]] * n_vocabulary;
-        const float log_sum = told->log_sum[i], so_far = b->log_prob[rows[i]];
+        const float log_sum = output->log_sum[i], so_far = b->log_prob[rows[i]];
         for (int64_t g = 0; g < n_groups; g++) {
-            float highest = told->peak[i * n_groups + g] - log_sum + so_far, logit[GROUP];
+            float highest = output->peak[i * n_groups + g] - log_sum + so_far, logit[GROUP];
             if (highest < bound || (n > n_kept && highest <= best[n - 1].value)) continue;
-            look(m, told->x, told->scale, &i, &g, 1, logit);
+            logits_of_groups(m, output->x, output->scale, &i, &g, 1, logit);
             for (int64_t token = g * GROUP; token < (g + 1) * GROUP && token < n_vocabulary; token++)
                 if (!(penalty[token] < 0) && (may_end || token != h->eos_id))
                     n = take_in(best, n, n_kept + 1, (candidate){logit[token - g * GROUP] - log_sum + so_far,
@@ -105,23 +118,23 @@ static int64_t look_for(const model *m, const said *told, const hypotheses *b, c
 }
 
 /* The n_kept + 1 best of a sentence, the best first; how many there are. */
-static int64_t choose(const model *m, const said *told, const hypotheses *b, const how *h, int64_t sentence,
+static int64_t choose(const model *m, const step_output *output, const hypotheses *b, const search_settings *h, int64_t sentence,
                       const int64_t *rows, int64_t first, int64_t n_rows, int64_t n_kept, candidate *best) {
-    const int64_t n_groups = up(m->output.n_out, GROUP) / GROUP, n_most = n_kept + 1;
-    /* The peaks: where all of them may be said, none that is wanted is lower than the last of as many. */
+    const int64_t n_groups = up(m->output.n_out, GROUP) / GROUP, max_n = n_kept + 1;
+    /* The peaks: where all of them may be step_output, none that is wanted is lower than the last of as many. */
     int64_t n = 0;
     for (int64_t i = first; i < first + n_rows; i++)
         for (int64_t g = 0; g < n_groups; g++) {
-            float highest = told->peak[i * n_groups + g] - told->log_sum[i] + b->log_prob[rows[i]];
-            if (n < n_most || highest > best[n - 1].value) n = take_in(best, n, n_most, (candidate){highest, 0, 0});
+            float highest = output->peak[i * n_groups + g] - output->log_sum[i] + b->log_prob[rows[i]];
+            if (n < max_n || highest > best[n - 1].value) n = take_in(best, n, max_n, (candidate){highest, 0, 0});
         }
-    float bound = n == n_most ? best[n - 1].value : LOWEST;
+    float bound = n == max_n ? best[n - 1].value : LOWEST;
     bound -= 1e-4f * fabsf(bound); /* what is found again may be rounded to a little less than its peak */
-    n = look_for(m, told, b, h, sentence, rows, first, n_rows, n_kept, bound, best);
-    /* Some may not be said, and what was not looked into may hold better ones than those that stand for them. */
-    if (n < n_most || best[n - 1].value < bound) {
-        bound = n < n_most ? LOWEST : best[n - 1].value - 1e-4f * fabsf(best[n - 1].value);
-        n = look_for(m, told, b, h, sentence, rows, first, n_rows, n_kept, bound, best);
+    n = best_in_groups(m, output, b, h, sentence, rows, first, n_rows, n_kept, bound, best);
+    /* Some may not be step_output, and what was not looked into may hold better ones than those that stand for them. */
+    if (n < max_n || best[n - 1].value < bound) {
+        bound = n < max_n ? LOWEST : best[n - 1].value - 1e-4f * fabsf(best[n - 1].value);
+        n = best_in_groups(m, output, b, h, sentence, rows, first, n_rows, n_kept, bound, best);
     }
     return n;
 }
@@ -129,15 +142,15 @@ static int64_t choose(const model *m, const said *told, const hypotheses *b, con
 /* What becomes of the hypotheses */
 
 /* Rows of one sentence, each in the place of its parent. */
-static void inherit(void *rows, int64_t stride, int64_t n_bytes, const candidate *from, int64_t n_kept, char *room) {
+static void reorder_by_parent(void *rows, int64_t stride, int64_t n_bytes, const candidate *from, int64_t n_kept, char *room) {
     char *own = rows;
     for (int64_t k = 0; k < n_kept; k++) memcpy(room + k * n_bytes, own + k * stride, n_bytes);
     for (int64_t k = 0; k < n_kept; k++) memcpy(own + k * stride, room + from[k].parent * n_bytes, n_bytes);
 }
 
-static int is_over(const hypotheses *b, const how *h, int64_t sentence, int64_t n_kept) {
+static int is_over(const hypotheses *b, const search_settings *h, int64_t sentence, int64_t n_kept) {
     const float *score = b->ended_score + sentence * n_kept;
-    float best = most(b->log_prob + sentence * n_kept, n_kept);
+    float best = max_of(b->log_prob + sentence * n_kept, n_kept);
     if (is_none(best) || b->length[sentence] >= b->limit[sentence]) return 1;
     if (!h->stop_early) return 0;
     /* A log-probability only falls, and nothing is divided by more than at the limit. */
@@ -147,7 +160,7 @@ static int is_over(const hypotheses *b, const how *h, int64_t sentence, int64_t 
     return n_as_good >= h->n_best;
 }
 
-static void advance(const state *s, const hypotheses *b, const how *h, int64_t sentence, int64_t n_vocabulary,
+static void advance(const state *s, const hypotheses *b, const search_settings *h, int64_t sentence, int64_t n_vocabulary,
                     const candidate *best, int64_t n, char *room) {
     const int64_t n_kept = s->n_kept, first = sentence * n_kept, n_open = n_kept - b->n_ended[sentence];
     const int64_t length = b->length[sentence] + 1, place = length - 1;
@@ -155,10 +168,10 @@ static void advance(const state *s, const hypotheses *b, const how *h, int64_t s
         float margin = best[n_open - 1].value - best[n_open].value;
         if (margin < b->margin[sentence]) b->margin[sentence] = margin;
     }
-    inherit(b->token + first * b->n_tokens, b->n_tokens * sizeof(int64_t), place * sizeof(int64_t), best, n_kept, room);
+    reorder_by_parent(b->token + first * b->n_tokens, b->n_tokens * sizeof(int64_t), place * sizeof(int64_t), best, n_kept, room);
     /* All cells: of one that has ended there may be some past the end of those who go on. */
-    inherit(s->hidden + first * s->n_cells, s->n_cells * sizeof(float), s->n_cells * sizeof(float), best, n_kept, room);
-    inherit(b->state + first, sizeof(int64_t), sizeof(int64_t), best, n_kept, room);
+    reorder_by_parent(s->hidden + first * s->n_cells, s->n_cells * sizeof(float), s->n_cells * sizeof(float), best, n_kept, room);
+    reorder_by_parent(b->state + first, sizeof(int64_t), sizeof(int64_t), best, n_kept, room);
     for (int64_t k = 0; k < n_kept; k++) {
         const int64_t row = first + k, token = best[k].token;
         int64_t *own = b->token + row * b->n_tokens;
@@ -176,8 +189,8 @@ static void advance(const state *s, const hypotheses *b, const how *h, int64_t s
     b->length[sentence] = length;
 }
 
-/* embedding: tokens x d_model; positions: positions x d_model. -1, and nothing said, where there are too few cells. */
-int64_t turn(const model *m, state *s, const hypotheses *b, const how *h, const float *embedding, const float *positions) {
+/* positions: positions x d_model. Returns -1, and changes nothing, if there are too few cells. */
+int64_t turn(const model *m, state *s, const hypotheses *b, const search_settings *h, const float *positions) {
     const int64_t n_kept = s->n_kept, n_all = s->n_sentences * n_kept, n_x = m->d_model, n_cells = s->n_cells;
     int64_t *rows = calloc(n_all, sizeof(int64_t)), n_rows = 0;
     for (int64_t sentence = 0; sentence < s->n_sentences; sentence++) {
@@ -189,28 +202,26 @@ int64_t turn(const model *m, state *s, const hypotheses *b, const how *h, const 
     if (s->end < 0 || n_rows == 0) { free(rows); return s->end; }
 
     const int64_t n_groups = up(m->output.n_out, GROUP) / GROUP;
-    said told = {calloc(up(n_rows, 32) * up(n_x, 64), sizeof(entry)), malloc(n_rows * sizeof(float)),
+    step_output output = {calloc(up(n_rows, 32) * up(n_x, 64), sizeof(entry)), malloc(n_rows * sizeof(float)),
                  malloc(n_rows * n_groups * sizeof(float)), malloc(n_rows * sizeof(float))};
     float *x = malloc(n_rows * n_x * sizeof(float));
-    for (int64_t i = 0; i < n_rows; i++) {
-        const float *own = embedding + b->last[rows[i]] * n_x, *at = positions + b->length[rows[i] / n_kept] * n_x;
-        for (int64_t d = 0; d < n_x; d++) x[i * n_x + d] = own[d] + at[d];
-    }
-    step_of(m, s, rows, n_rows, x, told);
+    for (int64_t i = 0; i < n_rows; i++)
+        embed(m, m->target_embedding, b->last[rows[i]], positions + b->length[rows[i] / n_kept] * n_x, x + i * n_x);
+    step_of(m, s, rows, n_rows, x, output);
 
     char *room = malloc(n_kept * ((1 + b->n_tokens) * sizeof(int64_t) + n_cells * sizeof(float)));
     candidate best[n_kept + 1];
     for (int64_t first = 0, n; first < n_rows; first += n) {
         const int64_t sentence = rows[first] / n_kept;
         for (n = 1; first + n < n_rows && rows[first + n] / n_kept == sentence;) n++;
-        int64_t n_found = choose(m, &told, b, h, sentence, rows, first, n, n_kept, best);
+        int64_t n_found = choose(m, &output, b, h, sentence, rows, first, n, n_kept, best);
         for (int64_t i = n_found; i <= n_kept; i++) best[i] = (candidate){LOWEST, 0, 0};
         advance(s, b, h, sentence, m->output.n_out, best, n_found, room);
         b->is_over[sentence] = is_over(b, h, sentence, n_kept);
         s->length[sentence]++;
     }
     free(room), free(x), free(rows);
-    free(told.x), free(told.scale), free(told.peak), free(told.log_sum);
+    free(output.x), free(output.scale), free(output.peak), free(output.log_sum);
     return 0;
 }
 

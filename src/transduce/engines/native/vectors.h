@@ -2,7 +2,7 @@
 
 #define LANES 16
 #define REST(n) ((n) >= LANES ? 0xffff : (n) <= 0 ? 0 : (1u << (n)) - 1) /* of a vector, what is left */
-#define LOWEST -2e38f /* for -inf, which the compiler is told not to expect; finite, too, times log2(e) */
+#define LOWEST -2e38f /* for -inf, which -ffinite-math-only excludes; finite, too, times log2(e) */
 
 /* e^x for x <= 0: 2^k 2^r with |r| <= 1/2, by the first terms of its series. Off by less than 4e-7 of it. */
 INLINE __m512 exp_of(__m512 x) {
@@ -90,7 +90,7 @@ INLINE __m512 plus(__m512 x, __m512 y) { return _mm512_add_round_ps(x, y, _MM_FR
 
 /* For each query, rows, each times a weight, added up: so many vectors of them. Always four sums at a time, so that none
    waits for the one before it: where there are fewer vectors, of every second or every fourth row. */
-INLINE void mix_vectors(const int n_queries, const int n_vectors, const float *weight, int64_t n_weights, int64_t n,
+INLINE void weighted_sums_in_vectors(const int n_queries, const int n_vectors, const float *weight, int64_t n_weights, int64_t n,
                         const kept *rows, int64_t stride, const int64_t *which, int64_t ahead, int64_t width,
                         float *out, int64_t n_out) {
     const int n_parts = 4 / n_vectors;
@@ -119,28 +119,28 @@ INLINE void mix_vectors(const int n_queries, const int n_vectors, const float *w
     }
 }
 
-INLINE void mix_for(const int n_queries, const float *weight, int64_t n_weights, int64_t n, const kept *rows,
+INLINE void weighted_sums_of(const int n_queries, const float *weight, int64_t n_weights, int64_t n, const kept *rows,
                     int64_t stride, const int64_t *which, int64_t ahead, int64_t width, float *out, int64_t n_out) {
     for (int64_t first = 0; first < width; first += 4 * LANES) {
         const int64_t left = width - first;
         if (left <= LANES)
-            mix_vectors(n_queries, 1, weight, n_weights, n, rows + first, stride, which, ahead, left, out + first, n_out);
+            weighted_sums_in_vectors(n_queries, 1, weight, n_weights, n, rows + first, stride, which, ahead, left, out + first, n_out);
         else if (left <= 2 * LANES)
-            mix_vectors(n_queries, 2, weight, n_weights, n, rows + first, stride, which, ahead, left, out + first, n_out);
+            weighted_sums_in_vectors(n_queries, 2, weight, n_weights, n, rows + first, stride, which, ahead, left, out + first, n_out);
         else
-            mix_vectors(n_queries, 4, weight, n_weights, n, rows + first, stride, which, ahead, left, out + first, n_out);
+            weighted_sums_in_vectors(n_queries, 4, weight, n_weights, n, rows + first, stride, which, ahead, left, out + first, n_out);
     }
 }
 #undef ROW
 
 /* For each of up to TOGETHER queries; n_weights and n_out are from one of them to the next. What comes of a query is the
    same, to the bit, whatever others there are (tested, and so not static). */
-void mix(int n_queries, const float *weight, int64_t n_weights, int64_t n, const kept *rows, int64_t stride,
+void weighted_sums(int n_queries, const float *weight, int64_t n_weights, int64_t n, const kept *rows, int64_t stride,
                 int64_t ahead, int64_t width, float *out, int64_t n_out) {
     switch (n_queries) {
-    case 1: mix_for(1, weight, n_weights, n, rows, stride, NULL, ahead, width, out, n_out); break;
-    case 2: mix_for(2, weight, n_weights, n, rows, stride, NULL, ahead, width, out, n_out); break;
-    case 3: mix_for(3, weight, n_weights, n, rows, stride, NULL, ahead, width, out, n_out); break;
-    default: mix_for(TOGETHER, weight, n_weights, n, rows, stride, NULL, ahead, width, out, n_out);
+    case 1: weighted_sums_of(1, weight, n_weights, n, rows, stride, NULL, ahead, width, out, n_out); break;
+    case 2: weighted_sums_of(2, weight, n_weights, n, rows, stride, NULL, ahead, width, out, n_out); break;
+    case 3: weighted_sums_of(3, weight, n_weights, n, rows, stride, NULL, ahead, width, out, n_out); break;
+    default: weighted_sums_of(TOGETHER, weight, n_weights, n, rows, stride, NULL, ahead, width, out, n_out);
     }
 }
