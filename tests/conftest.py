@@ -1,16 +1,16 @@
-"""What must be set before torch is first imported."""
+"""Environment variables that must be set before torch is imported, and fixtures for all tests."""
 
 import os
 
-# Some virtual machines announce AMX but hide the shape of its tiles; oneDNN's bf16 kernels then die of an illegal
-# instruction. One step below AMX the same kernels exist everywhere, and the tests are about values, not speed.
+# Some virtual machines announce AMX but hide the shape of its tiles, and oneDNN's bf16 kernels then crash with an
+# illegal instruction. Without AMX the same kernels run on every machine, and the tests check values, not speed.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
-# Matrices this small gain nothing from a second thread, and on a busy machine threads spend their time waiting for
-# each other: the copy task, beside two other programs on two cores, took not 50 seconds but more than ten minutes.
+# A second thread does not speed up matrices this small, and on a busy machine threads mostly wait for each other: with
+# two other programs on two cores, the copy task took more than ten minutes instead of 50 seconds.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Triton's kernels are run by its interpreter, which needs no GPU.
+# Triton's interpreter runs kernels without a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import subprocess
@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# The same examples each time, so that a change is judged by what it changes; `make fuzz` looks for new ones.
+# The same examples in every run, so that only a change of the code can make a test fail. `make fuzz` draws new ones.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("fuzz", max_examples=3000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
@@ -28,7 +28,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that learnt a little German: short, but by the whole road, so that its model is like any other."""
+    """The folder of a short training run, German to English, made by the command `transduce train`."""
     out = tmp_path_factory.mktemp("trained") / "run"
     settings = ["model.n_encoder_layers=2", "model.n_decoder_layers=2", "train.max_steps=220", "train.warmup_steps=60"]
     settings += ["train.checkpoint_steps=55", "train.average_last=1", "data.batch_tokens=1000", "train.rate_factor=0.6"]

@@ -71,7 +71,7 @@ def test_a_file_is_checked_against_either_model(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--set", "model.n_heads=0"], "transduce: model.n_heads is 0, must be at least 1: raise it"),
-        (["--set", "model.n_haeds=8"], "transduce: 'n_haeds' is no field of section model: did you mean n_heads?"),
+        (["--set", "model.n_haeds=8"], "transduce: 'n_haeds' is not a field of section model: did you mean n_heads?"),
         (
             ["--config", "nowhere.json"],
             "transduce: nowhere.json cannot be read (No such file or directory): give base,",

@@ -1,4 +1,4 @@
-"""The hot paths are one graph each: nothing in them asks Python, or the device, for a value."""
+"""Training and decoding compile to one graph each: no branch depends on the value of a tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ every_switch = pytest.mark.parametrize("config", [prime_config(**c) for c in SWI
 
 
 @every_switch
-def test_a_training_pass_is_one_graph(config: ModelConfig) -> None:
+def test_a_training_pass_compiles_to_one_graph(config: ModelConfig) -> None:
     torch._dynamo.reset()
     model, (source_BS, target_BT) = random_model(config), random_ids(config)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -20,11 +20,11 @@ def test_a_training_pass_is_one_graph(config: ModelConfig) -> None:
 
 
 @every_switch
-def test_a_decoding_step_is_one_graph(config: ModelConfig) -> None:
+def test_a_decoding_step_compiles_to_one_graph(config: ModelConfig) -> None:
     torch._dynamo.reset()
     model, (source_BS, target_BT) = random_model(config), random_ids(config)
     expected, _ = model.step(target_BT[:, 1], model.start(source_BS, target_BT[:, :1]))
     compiled = torch.compile(model.step, backend="eager", fullgraph=True)
-    found, state = compiled(target_BT[:, 1], model.start(source_BS, target_BT[:, :1]))
-    torch.testing.assert_close(found, expected)
+    logits_RV, state = compiled(target_BT[:, 1], model.start(source_BS, target_BT[:, :1]))
+    torch.testing.assert_close(logits_RV, expected)
     assert state.longest == 2

@@ -1,29 +1,32 @@
-"""The house keeps its shape: imports point one way, public names are few, README's code runs."""
+"""The structure of the project: import order, public names, and documentation that is true."""
 
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
+import inspect
 import os
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import transduce
-from experiments.render import PAGES, made, rendered
-from transduce.cli import app
+from experiments import reference
+from experiments.render import PAGES, rendered, table_or_command
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "transduce"
 
-# Each may import what stands before its own line.
+# Each layer may import only from the layers before it.
 ORDER = [
     {"errors"},
-    {"config", "files"},
-    {"runtime"},
+    {"config", "files", "runtime"},
     {"data", "reference", "attention"},
     {"model", "search"},
     {"model_folder", "engines"},
@@ -43,20 +46,20 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init_
 
 
 def part(path: Path) -> str:
-    """`training` for training/recipe.py: a folder is one part of the house."""
+    """`training` for training/recipe.py: a folder is one part."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imports(tree: ast.AST) -> set[str]:
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            found.add(node.module or "")
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names.add(node.module or "")
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 def parts_of_transduce(tree: ast.AST) -> set[str]:
@@ -74,28 +77,28 @@ def test_every_part_has_a_rank() -> None:
     assert {part(path) for path in MODULES} == RANK.keys()
 
 
-def test_reference_and_model_never_meet_and_search_knows_no_model() -> None:
+def test_reference_and_model_are_independent_and_search_does_not_import_the_model() -> None:
     for path in MODULES:
-        found = parts_of_transduce(ast.parse(path.read_text()))
-        assert not {"reference", "model"} <= found | {part(path)}, path
+        parts = parts_of_transduce(ast.parse(path.read_text()))
+        assert not {"reference", "model"} <= parts | {part(path)}, path
         if part(path) == "search":
-            assert "model" not in found, path
+            assert "model" not in parts, path
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_no_part_takes_another_through_the_front_door(path: Path) -> None:
-    """`from transduce import Transformer` inside the package would pass by the order above."""
+def test_no_module_of_the_package_imports_a_public_name_from_transduce(path: Path) -> None:
+    """`from transduce import Transformer` inside the package would bypass the import order above."""
     tree = ast.parse(path.read_text())
-    taken = [
+    names = [
         alias.name
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module == "transduce"
         for alias in node.names
     ]
-    assert set(taken) <= {"__version__"}
+    assert set(names) <= {"__version__"}
 
 
-def test_the_reference_is_numpy_alone() -> None:
+def test_the_reference_needs_only_numpy_and_safetensors() -> None:
     tree = ast.parse((PACKAGE / "reference.py").read_text())
     outside = {name.split(".")[0] for name in imports(tree)} - set(sys.stdlib_module_names) - {"transduce"}
     assert outside == {"numpy", "safetensors"}
@@ -118,8 +121,8 @@ def in_a_new_process(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_import_transduce_is_quick() -> None:
-    """It loads nothing that takes seconds; and each public name then comes when asked for."""
+def test_import_transduce_loads_no_heavy_package() -> None:
+    """Each public name loads what it needs when it is first used."""
     assert in_a_new_process("import sys, transduce; print({'torch', 'numpy', 'rich'} & sys.modules.keys())") == "set()"
     assert in_a_new_process("import transduce; print(transduce.Transformer.__name__)") == "Transformer"
 
@@ -130,12 +133,40 @@ Transformer Translation Translator base big greedy load_model make_batch overrid
 """
 
 
+PUBLIC_IN_MODULES = {
+    "transduce.data.corpora": ["Corpus", "named_corpus"],
+    "transduce.data.prepare": ["Prepared", "prepare"],
+    "transduce.data.plan": ["Layout", "make_layout"],
+    "transduce.data.batches": ["Batch", "Examples", "make_batch", "steps"],
+    "transduce.insight.attention": ["AttentionRecord", "inspect"],
+    "transduce.insight.embed": ["embed", "embed_stream", "similarity"],
+}
+
+
 def test_public_names_are_these() -> None:
     assert transduce.__all__ == PUBLIC.split()
     for name in transduce.__all__:
         assert getattr(transduce, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = transduce.nothing
+    assert ("transduce", *PUBLIC_IN_MODULES) == reference.MODULES
+    for module, names in PUBLIC_IN_MODULES.items():
+        assert importlib.import_module(module).__all__ == names
+
+
+@pytest.mark.parametrize("name", reference.public_names())
+def test_every_public_name_has_a_docstring_with_an_example_that_runs(name: str) -> None:
+    value: Any = reference.public_names()[name]
+    text = inspect.getdoc(value) or ""
+    assert ">>> " in text, f"{name} has no example"
+    example = doctest.DocTestParser().get_doctest(text, {}, name, None, None)
+    failures: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example, out=failures.append)
+    assert not failures, "".join(failures)
+
+
+def test_the_api_reference_is_up_to_date() -> None:
+    assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "run python -m experiments.reference"
 
 
 def test_all_versions_are_pinned_and_floors_are_floors() -> None:
@@ -143,57 +174,41 @@ def test_all_versions_are_pinned_and_floors_are_floors() -> None:
     pins = {name.lower().replace("_", "-"): version for name, version in pins.items()}
     assert pins["torch"] == "2.13.0"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    for requirement in wanted:
-        assert re.fullmatch(r"[\w-]+>=[\d.]+(; platform_system == 'Linux')?", requirement), "floors only"
-        assert requirement.split(">=")[0] in pins
+    extras = project["optional-dependencies"]
+    assert extras["dev"][0] == "transduce[export,figures,serve]"
+    requirements = [*project["dependencies"], *(one for extra in extras.values() for one in extra)]
+    names = [re.split(r"[>\[]", requirement)[0] for requirement in requirements]
+    assert len(set(names)) == len(names), "no extra repeats another"
+    for name, requirement in zip(names, requirements, strict=True):
+        if name != "transduce":
+            assert re.fullmatch(r"[\w-]+>=[\d.]+(; platform_system == 'Linux')?", requirement), "floors only"
+            assert name in pins
 
 
-def test_every_command_shows_examples_in_its_help() -> None:
-    for command in app.registered_commands:
-        text = command.callback.__doc__ if command.callback is not None else None
-        assert f"transduce {command.name} " in (text or "").partition("Examples:")[2] + " ", command.name
+PAGES_OF_TEXT = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in PAGES_OF_TEXT}
+README = TEXTS["README.md"]
 
 
-README = (ROOT / "README.md").read_text()
+def blocks(pattern: str) -> list[Any]:
+    """Each block of code that the pattern finds, with the page that it is on as its test's name."""
+    return [
+        pytest.param(name, code, id=f"{name}-{number}")
+        for name, text in TEXTS.items()
+        if name != "docs/reference.md"  # its examples are doctests
+        for number, code in enumerate(re.findall(pattern, text, re.DOTALL))
+    ]
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-def test_readme_code_runs_and_prints_what_it_says(code: str) -> None:
+@pytest.mark.parametrize(("page", "code"), blocks(r"```python\n(.*?)```"))
+def test_code_in_the_documentation_runs_and_prints_what_it_says(page: str, code: str) -> None:
     expected = re.findall(r"print\(.*\)  # (.*)", code)
     assert expected, "a comment after each print says what it prints"
     assert in_a_new_process(code).splitlines() == expected
 
 
-def test_readme_has_the_tables_of_the_results() -> None:
-    assert [page.relative_to(ROOT).as_posix() for page in PAGES] == ["README.md", "docs/tables.md"]
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert rendered(text) == text, f"{page.name}: python -m experiments.render"
-    assert rendered("<!-- table: train-speed-cpu -->\n<!-- end of table -->").count("\n") > 6
-    of_tables = PAGES[1].read_text(encoding="utf-8")
-    for name in ("table1", "table2", "table3", "table3-asked", "gradient-norms"):
-        assert f"<!-- table: {name} -->\n\n" in of_tables
-    assert made("nowhere.json", "do it", str) == "No result yet: run `do it --out nowhere.json`."
-    assert made("experiments/results/copy_task_copy.json", "do it", lambda found: found["experiment"]) == "copy_task"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_pictures_of_our_pages_are_there(page: Path) -> None:
-    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
-    assert pictures
-    assert [name for name in pictures if not (page.parent / name).is_file()] == []
-
-
-def test_readme_names_commands_that_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"make ([\w-]+)", README):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-    assert {"demo", "test"} <= set(re.findall(r"make ([\w-]+)", README))
-
-
-@pytest.mark.parametrize("block", re.findall(r"```\n(\$ .*?)```", README, re.DOTALL))
-def test_readme_shows_what_commands_print(block: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("page", "block"), blocks(r"```\n(\$ .*?)```"))
+def test_the_documentation_shows_what_commands_print(page: str, block: str, tmp_path: Path) -> None:
     command, *shown = block.splitlines()
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
@@ -204,6 +219,63 @@ def test_readme_shows_what_commands_print(block: str, tmp_path: Path) -> None:
         assert line.strip() == "..." or " ".join(line.split()) in printed, line
 
 
-def test_readme_links_to_files_that_exist() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_and_pictures_of_the_documentation_exist(name: str) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", TEXTS[name]):
+        assert ((ROOT / name).parent / target).exists(), target
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, new = set[Path](), {ROOT / "README.md"}
+    while new:
+        page = new.pop()
+        reached.add(page)
+        links = re.findall(r"\]\(([^)#:]+\.md)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        new |= {(page.parent / link).resolve() for link in links} - reached
+    assert set(PAGES_OF_TEXT) <= reached
+
+
+def test_the_readme_is_short_and_names_the_two_commands_that_set_everything_up() -> None:
+    assert README.count("\n") < 200
+    assert {"demo", "test"} <= set(re.findall(r"make ([\w-]+)", README))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_documentation_names_make_targets_that_exist(name: str) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`make ([\w-]+)`|^make ([\w-]+)", TEXTS[name], re.MULTILINE):
+        assert re.search(rf"^{''.join(target)}:", makefile, re.MULTILINE), target
+
+
+def test_tables_in_the_documentation_are_rendered_from_results() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert rendered(text) == text, f"{page.name}: python -m experiments.render"
+    with_tables = {name for name, text in TEXTS.items() if "<!-- table: " in text}
+    assert {page.relative_to(ROOT).as_posix() for page in PAGES} == with_tables
+    assert "README.md" in with_tables
+    assert rendered("<!-- table: train-speed-cpu -->\n<!-- end of table -->").count("\n") > 6
+    for name in ("table1", "table2", "table3", "table3-extra", "gradient-norms"):
+        assert f"<!-- table: {name} -->\n\n" in TEXTS["docs/tables.md"]
+    assert table_or_command("nowhere.json", "do it", str) == "No result yet: run `do it --out nowhere.json`."
+    path = "experiments/results/copy_task_copy.json"
+    assert table_or_command(path, "do it", lambda result: result["experiment"]) == "copy_task"
+
+
+# Phrases of the project's former dialect. The documentation and the code use plain English.
+DIALECT = re.compile(
+    r"nobody but|gives? nobody|for those who expect|seconds that a kind|whoever|comes? along\b|that is no (?:run|number|model)"
+    r"|is left to pytorch|of (?:its|his|their) own accord|without a word|what is (?:un)?wanted|where there is none",
+    re.IGNORECASE,
+)
+
+
+def test_the_former_dialect_is_gone() -> None:
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    texts = [f for f in files if Path(f).suffix in {".py", ".c", ".h", ".js", ".html", ".md", ".toml", ".yml", ""}]
+    assert len(texts) > 200 or not (ROOT / ".git").exists()
+    for name in texts:
+        if name == "tests/test_house.py" or not (ROOT / name).is_file():
+            continue
+        for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1):
+            assert not DIALECT.search(line), f"{name}:{number}: {line.strip()}"

@@ -1,4 +1,4 @@
-"""Fresh weights have the spread that each logical matrix asks for, not the one of the packed matrix that holds it."""
+"""Initial weights have the scale of each matrix of the paper, not of the packed matrix; dropout is where it belongs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["W_Q", "W_K", "W_V", "W_O", "W_1", "W_2"])
-def test_each_matrix_is_xavier_uniform_by_its_own_shape(weights: dict[str, torch.Tensor], name: str) -> None:
-    """And those of queries, keys and values smaller by the root of two."""
+def test_each_matrix_is_xavier_uniform_by_its_unpacked_shape(weights: dict[str, torch.Tensor], name: str) -> None:
+    """W_Q, W_K and W_V are smaller by the square root of two."""
     for W in (W for full_name, W in weights.items() if full_name.endswith(name)):
         bound = math.sqrt((3 if name in ("W_Q", "W_K", "W_V") else 6) / sum(W.shape))
         assert 0.98 * bound < W.abs().max() <= bound
-        assert W.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)  # of a uniform distribution
+        assert W.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)  # a uniform distribution
 
 
 def test_embeddings_have_unit_variance_once_scaled() -> None:
@@ -42,7 +42,7 @@ def test_embeddings_have_unit_variance_once_scaled() -> None:
         assert weights[name].std().item() * math.sqrt(CONFIG.d_model) == pytest.approx(1, rel=0.05)
 
 
-def test_biases_are_zero_and_gains_one(weights: dict[str, torch.Tensor]) -> None:
+def test_biases_are_zero_and_gains_are_one(weights: dict[str, torch.Tensor]) -> None:
     biases = [W for name, W in weights.items() if ".b_" in name or name.endswith("bias")]
     gains = [W for name, W in weights.items() if name.endswith("gain")]
     assert biases
@@ -58,28 +58,28 @@ def test_weights_are_views_into_the_parameters() -> None:
     assert int((packed == 7).sum()) == CONFIG.d_model * CONFIG.n_heads * CONFIG.d_k
 
 
-def dropped(x: torch.Tensor) -> float:
+def share_of_zeros(x: torch.Tensor) -> float:
     return float((x == 0).float().mean())
 
 
-def test_dropout_falls_on_the_sums_of_embeddings_and_positions() -> None:
+def test_dropout_applies_to_the_sums_of_embeddings_and_positions() -> None:
     model = Transformer(prime_config(dropout=0.3)).train()
     ids_BT = torch.randint(3, 37, (50, 41))
     for x_BTD in (model.embedding.source(ids_BT), model.embedding.target(ids_BT)):
-        assert dropped(x_BTD) == pytest.approx(0.3, abs=0.02)
-    assert dropped(model.eval().embedding.source(ids_BT)) == 0
+        assert share_of_zeros(x_BTD) == pytest.approx(0.3, abs=0.02)
+    assert share_of_zeros(model.eval().embedding.source(ids_BT)) == 0
 
 
-def test_dropout_falls_on_the_output_of_a_sub_layer_before_it_is_added() -> None:
+def test_dropout_applies_to_the_output_of_a_sub_layer_before_it_is_added() -> None:
     add_and_norm = AddAndNorm(prime_config(norm="pre", dropout=0.3)).train()
     x = torch.full((500, 22), 7.0)
     added = add_and_norm.after(x, torch.ones(500, 22)) - x
-    assert dropped(added) == pytest.approx(0.3, abs=0.02)
+    assert share_of_zeros(added) == pytest.approx(0.3, abs=0.02)
     assert sorted(added.unique().tolist()) == pytest.approx([0, 1 / 0.7])
 
 
-def test_dropout_falls_inside_the_feed_forward_network() -> None:
-    """All columns of W_2 are alike, so what falls before it is alike for all outputs of a token."""
+def test_dropout_applies_inside_the_feed_forward_network() -> None:
+    """All columns of W_2 are equal, so dropout before W_2 changes all outputs of a token in the same way."""
     model = FeedForward(prime_config(ffn_dropout=0.5)).train()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -89,39 +89,41 @@ def test_dropout_falls_inside_the_feed_forward_network() -> None:
     assert len(x[:, 0, 0].round(decimals=3).unique()) > 5
 
 
-@pytest.mark.parametrize("way", [lambda *a: attend(*a)[0], attend_fused], ids=["obvious", "fused"])
-def test_dropout_falls_on_attention_weights(way: Callable[..., torch.Tensor]) -> None:
-    """With one key its weight is 1, so that a head is its value, dropped whole or scaled up."""
+@pytest.mark.parametrize("attention", [lambda *a: attend(*a)[0], attend_fused], ids=["as written", "fused"])
+def test_dropout_applies_to_attention_weights(attention: Callable[..., torch.Tensor]) -> None:
+    """With a single key, its weight is 1, so a head is either zero or its value, scaled up."""
     query, key, value = torch.randn(50, 4, 9, 7), torch.randn(50, 4, 1, 7), torch.ones(50, 4, 1, 3)
-    head = way(query, key, value, Visible(), 0.3)
-    assert dropped(head) == pytest.approx(0.3, abs=0.04)
+    head = attention(query, key, value, Visible(), 0.3)
+    assert share_of_zeros(head) == pytest.approx(0.3, abs=0.04)
     assert sorted(head.unique().tolist()) == pytest.approx([0, 1 / 0.7])
     assert (head == head[..., :1]).all()
 
 
-def test_dropout_falls_on_all_three_kinds_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+def test_dropout_applies_to_all_three_kinds_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropouts = []
 
     def spy(*arguments: Any) -> torch.Tensor:
-        seen.append(arguments[-1])
+        dropouts.append(arguments[-1])
         return attend_fast(*arguments)
 
     monkeypatch.setattr(model_module, "attend_fast", spy)
     config = prime_config(attention_dropout=0.3)
     ids_BT = torch.randint(3, 37, (2, 5))
-    for train, share in ((True, 0.3), (False, 0.0)):
-        seen.clear()
-        Transformer(config).train(train)(ids_BT, ids_BT)
-        assert seen == [share] * (config.n_encoder_layers + 2 * config.n_decoder_layers)
+    for is_training, dropout in ((True, 0.3), (False, 0.0)):
+        dropouts.clear()
+        Transformer(config).train(is_training)(ids_BT, ids_BT)
+        assert dropouts == [dropout] * (config.n_encoder_layers + 2 * config.n_decoder_layers)
 
 
 @pytest.mark.parametrize("window", [None, 6])
-def test_the_fast_path_is_pytorchs_own_kernel(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+def test_attention_without_weights_uses_pytorchs_fused_kernel(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
     kernel, calls = torch.nn.functional.scaled_dot_product_attention, []
 
-    def spy(*arguments: Any, **named: Any) -> torch.Tensor:
+    def spy(*arguments: Any, **keyword_arguments: Any) -> torch.Tensor:
         calls.append(arguments[0].shape)
-        return kernel(*arguments, **named)
+        return kernel(*arguments, **keyword_arguments)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
     config = prime_config(attention_window=window)
@@ -133,7 +135,7 @@ def test_the_fast_path_is_pytorchs_own_kernel(monkeypatch: pytest.MonkeyPatch, w
     assert calls == []
 
 
-def test_attention_weights_are_those_before_dropout() -> None:
+def test_returned_attention_weights_are_those_before_dropout() -> None:
     model = Transformer(prime_config(attention_dropout=0.5)).train()
     ids_BT = torch.randint(3, 37, (2, 5))
     attention = model(ids_BT, ids_BT, with_attention=True).attention
@@ -141,13 +143,13 @@ def test_attention_weights_are_those_before_dropout() -> None:
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
 
 
-def test_dropout_acts_in_training_and_only_then() -> None:
+def test_dropout_applies_only_in_training() -> None:
     torch.manual_seed(0)
     ids_BT = torch.randint(3, 37, (2, 5))
     for field in ("dropout", "attention_dropout", "ffn_dropout"):
-        off = {"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.0}
+        no_dropout = {"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.0}
         for with_attention in (False, True):
-            model = Transformer(prime_config(**(off | {field: 0.5})))
+            model = Transformer(prime_config(**(no_dropout | {field: 0.5})))
             a, b = (model.train()(ids_BT, ids_BT, with_attention).logits_BTV for _ in range(2))
             assert not torch.allclose(a, b), field
             a, b = (model.eval()(ids_BT, ids_BT, with_attention).logits_BTV for _ in range(2))

@@ -1,6 +1,6 @@
-"""One equation, two programs: PyTorch and NumPy, given the same weights, agree under every switch.
+"""The PyTorch model and the NumPy reference agree for the same weights, under every model setting.
 
-In float64, on logits of order 10 and weights of order 1, to 1e-11: some hundred times the rounding that we see.
+In float64, to 1e-11: about a hundred times the rounding error that we observe with logits of about 10.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def test_logits_agree(config: ModelConfig, with_attention: bool) -> None:
     with torch.no_grad():
         output = model(source_BS, target_BT, with_attention)
     np.testing.assert_allclose(output.logits_BTV.numpy(), expected.logits_BTV, atol=TOLERANCE)
-    assert np.abs(expected.logits_BTV).max() < 100  # or the tolerance would mean something else
+    assert np.abs(expected.logits_BTV).max() < 100  # the tolerance is for logits of this size
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("window", [7, 80])
-def test_logits_agree_on_texts_long_enough_to_be_cut_into_blocks(norm: str, window: int) -> None:
+def test_logits_agree_for_texts_long_enough_for_attention_in_blocks(norm: str, window: int) -> None:
     config = prime_config(norm=norm, attention_window=window)
     model, (source_BS, target_BT) = random_model(config), random_ids(config, n_source=131, n_target=137)
     expected = reference.transformer(in_numpy(model), config, source_BS.numpy(), target_BT.numpy())
@@ -53,8 +53,7 @@ def test_attention_weights_agree_and_sum_to_one(config: ModelConfig) -> None:
     with torch.no_grad():
         attention = model(source_BS, target_BT, with_attention=True).attention
     for kind in ("encoder_LBHSS", "decoder_LBHTT", "memory_LBHTS"):
-        ours, theirs = getattr(attention, kind).numpy(), getattr(expected, kind)
-        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+        np.testing.assert_allclose(getattr(attention, kind).numpy(), getattr(expected, kind), atol=TOLERANCE)
     np.testing.assert_allclose(attention.decoder_LBHTT.sum(-1), 1, atol=TOLERANCE)
     np.testing.assert_allclose(attention.memory_LBHTS.sum(-1), 1, atol=TOLERANCE)
 
@@ -73,13 +72,13 @@ def test_losses_agree(config: ModelConfig) -> None:
 @every_switch
 def test_greedy_searches_agree(config: ModelConfig) -> None:
     model, (source_BS, _) = random_model(config), random_ids(config)
-    ours = greedy(model, config, source_BS, max_extra_tokens=5)
-    assert ours == reference.greedy(in_numpy(model), config, source_BS.numpy(), max_extra_tokens=5)
-    assert any(ours)
+    targets = greedy(model, config, source_BS, max_extra_tokens=5)
+    assert targets == reference.greedy(in_numpy(model), config, source_BS.numpy(), max_extra_tokens=5)
+    assert any(targets)
 
 
 @every_switch
-def test_the_weights_file_gives_the_reference_the_same_model(config: ModelConfig, tmp_path: Path) -> None:
+def test_the_reference_reads_the_weights_file_of_a_model_folder(config: ModelConfig, tmp_path: Path) -> None:
     model, (source_BS, target_BT) = random_model(config, torch.float32), random_ids(config)
     save_model(tmp_path / "model", model, RunConfig(model=config))
     weights = reference.load_weights(tmp_path / "model" / "weights.safetensors")
@@ -90,16 +89,16 @@ def test_the_weights_file_gives_the_reference_the_same_model(config: ModelConfig
     np.testing.assert_allclose(logits_BTV.numpy(), expected.logits_BTV, atol=1e-4)
 
 
-def test_padding_on_the_right_of_the_target_needs_no_visibility_of_its_own() -> None:
-    """Why the decoder only forbids looking ahead: hiding padding as well changes nothing that carries meaning."""
+def test_the_decoder_need_not_hide_padding_of_the_target() -> None:
+    """Hiding padding in addition to later positions changes only the outputs at padding, which are not used."""
     config = prime_config()
     rng, (_, target_BT) = np.random.default_rng(0), random_ids(config)
     n = target_BT.shape[1]
     query, key, value = rng.normal(size=(3, 3, config.n_heads, n, config.d_k))
-    ahead_BTT = np.broadcast_to(reference.not_ahead(n), (3, n, n))
-    combined_BTT = ahead_BTT & reference.not_padding(target_BT.numpy(), config.pad_id)[:, None]
-    only_ahead, _ = reference.attend(query, key, value, ahead_BTT)
-    combined, _ = reference.attend(query, key, value, combined_BTT)
-    real = is_token(target_BT, config).numpy()
-    np.testing.assert_array_equal(only_ahead.swapaxes(1, 2)[real], combined.swapaxes(1, 2)[real])
-    assert not np.array_equal(only_ahead, combined)
+    not_ahead_BTT = np.broadcast_to(reference.not_ahead(n), (3, n, n))
+    both_BTT = not_ahead_BTT & reference.not_padding(target_BT.numpy(), config.pad_id)[:, None]
+    with_padding, _ = reference.attend(query, key, value, not_ahead_BTT)
+    without_padding, _ = reference.attend(query, key, value, both_BTT)
+    is_token_BT = is_token(target_BT, config).numpy()
+    np.testing.assert_array_equal(with_padding.swapaxes(1, 2)[is_token_BT], without_padding.swapaxes(1, 2)[is_token_BT])
+    assert not np.array_equal(with_padding, without_padding)

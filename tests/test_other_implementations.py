@@ -1,4 +1,4 @@
-"""The model equals `torch.nn.Transformer` and Hugging Face's Marian, given the same weights."""
+"""The model gives the same results as `torch.nn.Transformer` and Hugging Face's Marian, with the same weights."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from transduce import ConfigError, ModelConfig, Transformer
 from transduce.interop.marian import from_marian, order_of_dimensions, to_marian
 from transduce.model import sinusoid
 
-# float64: rounding differs, since the others order their products otherwise.
+# For float64. The other implementations compute sums in another order, so rounding differs.
 TOLERANCE = 1e-10
 
 
 def equal_heads(**changes: object) -> ModelConfig:
-    """Both others have biases in attention and d_k = d_v = d_model / n_heads."""
+    """The other implementations have biases in attention, and d_k = d_v = d_model / n_heads."""
     return prime_config(d_model=2 * 11 * 5, n_heads=5, d_k=22, d_v=22, attention_bias=True, **changes)
 
 
@@ -29,36 +29,36 @@ def equal_heads(**changes: object) -> ModelConfig:
 
 
 class TorchTransformer(nn.Module):
-    """nn.Transformer between our embedding and our projection, which it does not have."""
+    """nn.Transformer has no embedding and no output projection, so this class uses those of our model."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         pre = config.norm == "pre"
         shape = (config.d_model, config.n_heads, config.n_encoder_layers, config.n_decoder_layers, config.d_ff)
-        with warnings.catch_warnings():  # it warns that pre-norm rules out a shortcut of its own
+        with warnings.catch_warnings():  # PyTorch warns that it cannot use nested tensors with pre-norm
             warnings.simplefilter("ignore")
-            theirs = nn.Transformer(*shape, 0.0, layer_norm_eps=config.norm_eps, batch_first=True, norm_first=pre)
-        self.transformer, self.encoder, self.decoder = theirs, theirs.encoder, theirs.decoder
-        if not pre:  # it has a final norm in each stack under post-norm too; the paper has not
-            theirs.encoder.norm = theirs.decoder.norm = None
+            stacks = nn.Transformer(*shape, 0.0, layer_norm_eps=config.norm_eps, batch_first=True, norm_first=pre)
+        self.transformer, self.encoder, self.decoder = stacks, stacks.encoder, stacks.decoder
+        if not pre:  # nn.Transformer has a final norm in each stack with post-norm too, unlike the paper
+            stacks.encoder.norm = stacks.decoder.norm = None
 
     def forward(self, ours: Transformer, source_BS: Tensor, target_BT: Tensor) -> Tensor:
         hidden_BS = source_BS == ours.config.pad_id
-        ahead_TT = torch.ones(target_BT.shape[1], target_BT.shape[1], dtype=torch.bool).triu(1)
+        hidden_TT = torch.ones(target_BT.shape[1], target_BT.shape[1], dtype=torch.bool).triu(1)
         x_BTD = self.transformer(
             ours.embedding.source(source_BS),
             ours.embedding.target(target_BT),
-            tgt_mask=ahead_TT,
+            tgt_mask=hidden_TT,
             src_key_padding_mask=hidden_BS,
             memory_key_padding_mask=hidden_BS,
         )
         return ours.embedding.logits(x_BTD)
 
 
-def torch_pairs(theirs: TorchTransformer) -> Iterator[tuple[str, Tensor]]:
-    """Our name, and their parameter (or a slice of it, as a view) turned to our orientation."""
+def torch_parameters(torch_model: TorchTransformer) -> Iterator[tuple[str, Tensor]]:
+    """PyTorch's parameters, as views in our orientation, with our names."""
     for stack in ("encoder", "decoder"):
-        module = getattr(theirs, stack)
+        module = getattr(torch_model, stack)
         for i, layer in enumerate(module.layers):
             attentions = {"self_attention": layer.self_attn}
             norms = ["self_attention_norm", "feed_forward_norm"]
@@ -89,28 +89,29 @@ def torch_pairs(theirs: TorchTransformer) -> Iterator[tuple[str, Tensor]]:
 def test_torch_gives_the_same_logits_and_gradients(norm: str, with_attention: bool) -> None:
     config = equal_heads(norm=norm, dropout=0.0)
     ours, (source_BS, target_BT) = random_model(config).train(), random_ids(config)
-    theirs = TorchTransformer(config).double()
+    torch_model = TorchTransformer(config).double()
     weights = ours.weights()
     with torch.no_grad():
-        for name, parameter in torch_pairs(theirs):
+        for name, parameter in torch_parameters(torch_model):
             parameter.copy_(weights.pop(name))
-    assert set(weights) == {"source_embedding"}  # all else was copied
+    assert set(weights) == {"source_embedding"}  # all other weights were copied
 
     logits_BTV = ours(source_BS, target_BT, with_attention).logits_BTV
-    expected_BTV = theirs(ours, source_BS, target_BT)
+    expected_BTV = torch_model(ours, source_BS, target_BT)
     torch.testing.assert_close(logits_BTV, expected_BTV, atol=TOLERANCE, rtol=0)
 
     direction_BTV = torch.randn_like(logits_BTV)
     (expected_BTV * direction_BTV).sum().backward()
-    expected = dict(torch_pairs(gradients_in_place(theirs))) | {"source_embedding": gradient_of_embedding(ours)}
+    replace_parameters_by_gradients(torch_model)
+    expected = dict(torch_parameters(torch_model)) | {"source_embedding": gradient_of_embedding(ours)}
     ours.zero_grad()
     (logits_BTV * direction_BTV).sum().backward()
-    found = gradients_by_name(ours)
-    assert found.keys() == expected.keys()
+    gradients = gradients_by_name(ours)
+    assert gradients.keys() == expected.keys()
     largest = max(gradient.detach().abs().max().item() for gradient in expected.values())
     for name, gradient in expected.items():
-        # Biases of keys shift all scores of a query alike, so their gradient is rounding alone: no relative bound.
-        torch.testing.assert_close(found[name], gradient, atol=1e-11 * largest, rtol=0, msg=name)
+        # The bias of keys changes all scores of a query equally. Its gradient is only rounding: no relative tolerance.
+        torch.testing.assert_close(gradients[name], gradient, atol=1e-11 * largest, rtol=0, msg=name)
 
 
 def gradient_of_embedding(model: Transformer) -> Tensor:
@@ -120,27 +121,26 @@ def gradient_of_embedding(model: Transformer) -> Tensor:
 
 
 def gradients_by_name(model: Transformer) -> dict[str, Tensor]:
-    """Under the paper's names, unpacked."""
+    """The gradients, unpacked, by the paper's names."""
     clone = Transformer(model.config).double()
     with torch.no_grad():
-        for parameter, of in zip(clone.parameters(), model.parameters(), strict=True):
-            assert of.grad is not None
-            parameter.copy_(of.grad)
+        for cloned, parameter in zip(clone.parameters(), model.parameters(), strict=True):
+            assert parameter.grad is not None
+            cloned.copy_(parameter.grad)
     return clone.weights()
 
 
-def gradients_in_place(module: TorchTransformer) -> TorchTransformer:
+def replace_parameters_by_gradients(module: TorchTransformer) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             assert parameter.grad is not None
             parameter.copy_(parameter.grad)
-    return module
 
 
 # Hugging Face's Marian
 
 
-def marian(config: ModelConfig) -> Any:
+def random_marian(config: ModelConfig) -> Any:
     torch.manual_seed(0)
     settings = MarianConfig(
         vocab_size=config.target_vocab_size,
@@ -166,8 +166,8 @@ def marian(config: ModelConfig) -> Any:
             if "embed_positions" not in name:
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
         model.final_logits_bias.add_(torch.randn_like(model.final_logits_bias))
-        # Its sinusoids are float32: once they are seen to be ours, ours take their place, so that the rest can be
-        # compared in float64.
+        # Marian's sinusoids have float32 precision. They are compared with ours, and then replaced by ours, so that
+        # everything else can be compared in float64.
         ours_TD = sinusoid(torch.arange(64), config.d_model)[:, order_of_dimensions(config.d_model).argsort()]
         for stack in (model.model.encoder, model.model.decoder):
             torch.testing.assert_close(stack.embed_positions.weight, ours_TD, atol=1e-6, rtol=0)
@@ -175,29 +175,29 @@ def marian(config: ModelConfig) -> Any:
     return model
 
 
-MARIAN = equal_heads(activation="swish", output_bias=True, norm_eps=1e-5)
+CONFIG = equal_heads(activation="swish", output_bias=True, norm_eps=1e-5)
 
 
 def test_marian_gives_the_same_logits() -> None:
-    theirs, (source_BS, target_BT) = marian(MARIAN), random_ids(MARIAN)
-    ours = from_marian(theirs)
+    marian, (source_BS, target_BT) = random_marian(CONFIG), random_ids(CONFIG)
+    ours = from_marian(marian)
     with torch.no_grad():
-        expected = theirs(
-            input_ids=source_BS, attention_mask=(source_BS != MARIAN.pad_id).long(), decoder_input_ids=target_BT
+        expected = marian(
+            input_ids=source_BS, attention_mask=(source_BS != CONFIG.pad_id).long(), decoder_input_ids=target_BT
         )
         logits_BTV = ours(source_BS, target_BT).logits_BTV
     torch.testing.assert_close(logits_BTV, expected.logits, atol=TOLERANCE, rtol=0)
 
 
-def test_marian_gives_the_same_logits_step_by_step_from_its_cache() -> None:
-    theirs, (source_BS, target_BT) = marian(MARIAN), random_ids(MARIAN)
-    state = (ours := from_marian(theirs)).start(source_BS)
+def test_marian_with_its_cache_gives_the_same_logits_at_each_step() -> None:
+    marian, (source_BS, target_BT) = random_marian(CONFIG), random_ids(CONFIG)
+    state = (ours := from_marian(marian)).start(source_BS)
     memory, cache = None, None
     for last_B in target_BT.T[:17]:
         with torch.no_grad():
-            expected = theirs(
+            expected = marian(
                 input_ids=source_BS,
-                attention_mask=(source_BS != MARIAN.pad_id).long(),
+                attention_mask=(source_BS != CONFIG.pad_id).long(),
                 decoder_input_ids=last_B[:, None],
                 encoder_outputs=memory,
                 past_key_values=cache,
@@ -208,11 +208,11 @@ def test_marian_gives_the_same_logits_step_by_step_from_its_cache() -> None:
         torch.testing.assert_close(logits_BV, expected.logits[:, -1], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("start", [1, 0], ids=["own start mark", "starts with padding, as its published models do"])
-def test_marian_generates_the_same_translations(start: int) -> None:
-    config = equal_heads(activation="swish", output_bias=True, norm_eps=1e-5, bos_id=start)
-    theirs, (source_BS, _) = marian(config), random_ids(config)
-    generated = theirs.generate(
+@pytest.mark.parametrize("bos_id", [1, 0], ids=["start mark", "padding as start mark, like published Marian models"])
+def test_marian_generates_the_same_tokens(bos_id: int) -> None:
+    config = equal_heads(activation="swish", output_bias=True, norm_eps=1e-5, bos_id=bos_id)
+    marian, (source_BS, _) = random_marian(config), random_ids(config)
+    generated = marian.generate(
         input_ids=source_BS,
         attention_mask=(source_BS != config.pad_id).long(),
         do_sample=False,
@@ -220,35 +220,36 @@ def test_marian_generates_the_same_translations(start: int) -> None:
         min_new_tokens=12,
         suppress_tokens=[config.eos_id],
     )
-    ours = from_marian(theirs)
-    state, last_B, found = ours.start(source_BS), torch.full((3,), start), []
+    ours = from_marian(marian)
+    state, last_B, tokens = ours.start(source_BS), torch.full((3,), bos_id), []
     for _ in range(12):
         logits_BV, state = ours.step(last_B, state)
         logits_BV[:, config.eos_id] = -torch.inf
         last_B = logits_BV.argmax(-1)
-        found.append(last_B)
-    assert generated[:, 1:].tolist() == torch.stack(found, 1).tolist()
+        tokens.append(last_B)
+    assert generated[:, 1:].tolist() == torch.stack(tokens, 1).tolist()
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "output_bias": True}], ids=str)
-def test_to_marian_and_back_nothing_changes(changes: dict[str, Any]) -> None:
-    """Norms of ours that add 1e-5, as its do: then logits are the same to the rounding of its sinusoids, float32."""
+def test_conversion_to_marian_and_back_keeps_weights_and_logits(changes: dict[str, Any]) -> None:
+    """With Marian's norm_eps, 1e-5, logits differ only by the float32 rounding of Marian's sinusoids."""
     config = prime_config(d_model=110, n_heads=5, d_k=22, d_v=22, norm_eps=1e-5, **changes)
     ours, (source_BS, target_BT) = random_model(config).eval(), random_ids(config)
-    theirs = to_marian(ours, longest=64).double()
-    again = from_marian(theirs)
+    marian = to_marian(ours, n_positions=64).double()
+    converted_back = from_marian(marian)
     for name, W in ours.weights().items():
-        assert torch.equal(again.weights()[name], W.float().double()), name  # it keeps them in float32
+        assert torch.equal(converted_back.weights()[name], W.float().double()), name  # to_marian gives float32
     with torch.no_grad():
         visible_BS = (source_BS != config.pad_id).long()
-        expected = theirs(input_ids=source_BS, attention_mask=visible_BS, decoder_input_ids=target_BT)
-    torch.testing.assert_close(again(source_BS, target_BT).logits_BTV, expected.logits, atol=1e-5, rtol=1e-5)
+        expected = marian(input_ids=source_BS, attention_mask=visible_BS, decoder_input_ids=target_BT)
+    logits_BTV = converted_back(source_BS, target_BT).logits_BTV
+    torch.testing.assert_close(logits_BTV, expected.logits, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
     "changes", [{"norm": "pre"}, {"d_k": 16}, {"positions": "learned"}, {"attention_window": 6}], ids=str
 )
-def test_what_marian_cannot_be_is_refused_by_name(changes: dict[str, Any]) -> None:
+def test_marian_export_refuses_unsupported_settings(changes: dict[str, Any]) -> None:
     config = prime_config(**({"d_model": 110, "n_heads": 5, "d_k": 22, "d_v": 22} | changes))
-    with pytest.raises(ConfigError, match=f"Marian wants model.{next(iter(changes))}="):
+    with pytest.raises(ConfigError, match=f"Marian requires model.{next(iter(changes))}="):
         to_marian(Transformer(config))

@@ -1,4 +1,4 @@
-"""bf16 stays close to float32, and finite whatever comes in."""
+"""bf16 results are close to float32 results, and finite for extreme inputs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 from tests.support.primes import prime_config, random_ids
 from transduce import Transformer
 
-CLOSE = 0.02
-"""Norm of the difference over norm of the float32 logits. bf16 keeps 8 bits, so 0.004 is lost at each rounding."""
+MAX_DISTANCE = 0.02
+"""Norm of the difference divided by the norm of the float32 logits. bf16 has 8 bits: one rounding loses up to 0.004."""
 
 
 def logits_and_gradient(model: Transformer, source_BS: Tensor, target_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -21,35 +21,35 @@ def logits_and_gradient(model: Transformer, source_BS: Tensor, target_BT: Tensor
     return logits_BTV.detach().float(), gradient
 
 
-def distance(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
+def distance(result: Tensor, expected: Tensor) -> float:
+    return float((result - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("window", [None, 6], ids=["full", "window"])
-@pytest.mark.parametrize("way", ["autocast", "all bf16"])
-def test_bf16_stays_close_to_float32(norm: str, window: int | None, way: str) -> None:
+@pytest.mark.parametrize("precision", ["autocast", "all bf16"])
+def test_bf16_is_close_to_float32(norm: str, window: int | None, precision: str) -> None:
     config = prime_config(norm=norm, attention_window=window, d_model=2 * 61, dropout=0.0)
     torch.manual_seed(0)
     model, (source_BS, target_BT) = Transformer(config), random_ids(config)
     expected, expected_gradient = logits_and_gradient(model, source_BS, target_BT)
-    if way == "autocast":
+    if precision == "autocast":
         with torch.autocast("cpu", torch.bfloat16):
-            found, gradient = logits_and_gradient(model, source_BS, target_BT)
+            logits, gradient = logits_and_gradient(model, source_BS, target_BT)
     else:
-        found, gradient = logits_and_gradient(model.bfloat16(), source_BS, target_BT)
-    assert 0 < distance(found, expected) < CLOSE
-    assert distance(gradient, expected_gradient) < 5 * CLOSE
+        logits, gradient = logits_and_gradient(model.bfloat16(), source_BS, target_BT)
+    assert 0 < distance(logits, expected) < MAX_DISTANCE
+    assert distance(gradient, expected_gradient) < 5 * MAX_DISTANCE
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e6, 1e15])
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_bf16_stays_finite_for_extreme_embeddings(scale: float, norm: str) -> None:
+def test_bf16_is_finite_for_extreme_embeddings(scale: float, norm: str) -> None:
     config = prime_config(norm=norm, tied_embeddings="two", dropout=0.0)
     torch.manual_seed(0)
     model, (source_BS, target_BT) = Transformer(config), random_ids(config)
     model.weights()["source_embedding"].mul_(scale)
-    source_BS[0] = 5  # one token over and over
+    source_BS[0] = 5  # the same token at every position
     source_BS[1] = config.pad_id
     logits, gradient = logits_and_gradient(model.bfloat16(), source_BS, target_BT)
     assert logits.isfinite().all()
@@ -57,8 +57,8 @@ def test_bf16_stays_finite_for_extreme_embeddings(scale: float, norm: str) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_with_huge_scores_stays_finite(dtype: torch.dtype) -> None:
-    """Scores near the largest number of the type: softmax must not overflow, and hidden must stay hidden."""
+def test_attention_with_huge_scores_is_finite(dtype: torch.dtype) -> None:
+    """With scores near the maximum of the type, softmax must not overflow, and hidden positions must stay hidden."""
     config = prime_config(dropout=0.0, n_encoder_layers=1, n_decoder_layers=1)
     torch.manual_seed(0)
     model, (source_BS, target_BT) = Transformer(config), random_ids(config)

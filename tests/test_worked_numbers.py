@@ -1,4 +1,4 @@
-"""Numbers that can be worked out by hand, in the NumPy reference and in PyTorch alike."""
+"""The NumPy reference and the PyTorch code give numbers that were calculated by hand."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def sinusoid_in_torch(position: Any, d_model: int) -> Any:
 
 @pytest.mark.parametrize("sinusoid", [reference.sinusoid, sinusoid_in_torch])
 def test_positions_of_the_third_token_in_eight_dimensions(sinusoid: Function) -> None:
-    worked = [0.9093, -0.4161, 0.1987, 0.9801, 0.0200, 0.9998, 0.0020, 0.999998]
-    assert sinusoid(np.array([2]), 8)[0] == pytest.approx(worked, abs=5e-5)
+    expected = [0.9093, -0.4161, 0.1987, 0.9801, 0.0200, 0.9998, 0.0020, 0.999998]
+    assert sinusoid(np.array([2]), 8)[0] == pytest.approx(expected, abs=5e-5)
     assert sinusoid(np.array([2]), 8)[0, -1] == pytest.approx(0.999998, abs=5e-7)
 
 
 @pytest.mark.parametrize("sinusoid", [reference.sinusoid, sinusoid_in_torch])
 @pytest.mark.parametrize("shift", [1, 7, 100])
-def test_a_shift_of_positions_is_one_linear_map(sinusoid: Function, shift: int) -> None:
+def test_a_shift_of_all_positions_is_a_linear_map(sinusoid: Function, shift: int) -> None:
     d_model, position_T = 26, np.arange(500)
     map_DD = np.zeros((d_model, d_model))
-    for i in range(0, d_model, 2):  # sin(a + b) and cos(a + b): each pair turns by an angle of its own
-        turn = shift / 10000 ** (i / d_model)
-        map_DD[i : i + 2, i : i + 2] = [[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]]
+    for i in range(0, d_model, 2):  # by the formulas of sin(a + b) and cos(a + b), each pair is rotated by an angle
+        angle = shift / 10000 ** (i / d_model)
+        map_DD[i : i + 2, i : i + 2] = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
     np.testing.assert_allclose(
         sinusoid(position_T, d_model) @ map_DD, sinusoid(position_T + shift, d_model), atol=1e-12
     )
@@ -44,7 +44,7 @@ def test_softmax_of_one_two_three() -> None:
     assert reference.softmax(np.array([1.0, 2.0, 3.0])) == pytest.approx([0.0900, 0.2447, 0.6652], abs=5e-5)
 
 
-def test_softmax_and_log_sum_exp_stay_finite_at_any_size() -> None:
+def test_softmax_and_log_sum_exp_are_finite_for_numbers_of_any_size() -> None:
     x = np.array([-1e300, 0.0, 1e300])
     assert reference.softmax(x).tolist() == [0, 0, 1]
     assert reference.log_sum_exp(np.array([1000.0, 1000.0])) == pytest.approx(1000 + math.log(2))
@@ -64,10 +64,10 @@ def test_cross_entropy_of_two_rows(loss: Function) -> None:
 
 
 @pytest.mark.parametrize("loss", [reference.loss, loss_in_torch])
-def test_smoothing_spreads_eps_over_the_whole_vocabulary(loss: Function) -> None:
+def test_smoothing_distributes_eps_over_the_whole_vocabulary(loss: Function) -> None:
     logits_BTV, eps = np.log([[[0.5, 0.25, 0.125, 0.125]]]), 0.1
-    worked = -((1 - eps) * math.log(0.25) + eps / 4 * math.log(0.5 * 0.25 * 0.125 * 0.125))
-    assert loss(logits_BTV, np.array([[1]]), eps, pad_id=0) == (pytest.approx(worked), 1)
+    expected = -((1 - eps) * math.log(0.25) + eps / 4 * math.log(0.5 * 0.25 * 0.125 * 0.125))
+    assert loss(logits_BTV, np.array([[1]]), eps, pad_id=0) == (pytest.approx(expected), 1)
 
 
 @pytest.mark.parametrize("loss", [reference.loss, loss_in_torch])
@@ -79,20 +79,20 @@ def test_padding_has_no_loss(loss: Function) -> None:
 
 
 def test_smoothed_targets_of_both_kinds() -> None:
-    ours = reference.smoothed_targets(np.array([2]), 5, 0.1)
-    np.testing.assert_allclose(ours, [[0.02, 0.02, 0.92, 0.02, 0.02]])
-    teaching = reference.smoothed_targets(np.array([2]), 5, 0.1, over="other words")
-    np.testing.assert_allclose(teaching, [[0, 0.1 / 3, 0.9, 0.1 / 3, 0.1 / 3]])
-    np.testing.assert_allclose([ours.sum(), teaching.sum()], 1)
+    over_vocabulary = reference.smoothed_targets(np.array([2]), 5, 0.1)
+    np.testing.assert_allclose(over_vocabulary, [[0.02, 0.02, 0.92, 0.02, 0.02]])
+    over_other_words = reference.smoothed_targets(np.array([2]), 5, 0.1, over="other words")
+    np.testing.assert_allclose(over_other_words, [[0, 0.1 / 3, 0.9, 0.1 / 3, 0.1 / 3]])
+    np.testing.assert_allclose([over_vocabulary.sum(), over_other_words.sum()], 1)
 
 
 @pytest.mark.parametrize("learning_rate", [reference.learning_rate, recipe.learning_rate])
-def test_learning_rate_peaks_where_warm_up_ends(learning_rate: Function) -> None:
+def test_learning_rate_is_highest_at_the_end_of_warm_up(learning_rate: Function) -> None:
     rates = [learning_rate(step, 512, 4000) for step in range(1, 20_000)]
     assert 1 + int(np.argmax(rates)) == 4000
     assert max(rates) == pytest.approx(1 / math.sqrt(512 * 4000))
-    assert rates[0] == pytest.approx(rates[3999] / 4000)  # a straight line up ...
-    assert rates[15_999] == pytest.approx(rates[3999] / 2)  # ... and an inverse square root down
+    assert rates[0] == pytest.approx(rates[3999] / 4000)  # first a linear increase
+    assert rates[15_999] == pytest.approx(rates[3999] / 2)  # then proportional to 1 / sqrt(step)
 
 
 def attend_in_torch(query: Any, key: Any, value: Any, visible: Any) -> Any:
@@ -108,7 +108,7 @@ def test_attention_of_two_queries_and_two_keys(attend: Function) -> None:
     head, weight = attend(query, key, value, np.ones((1, 2, 2), dtype=bool))
     np.testing.assert_allclose(weight[0, 0], [[0.75, 0.25], [0.5, 0.5]])
     np.testing.assert_allclose(head[0, 0], [[3, 7], [2, 6]])
-    # With the first key hidden, all weight is on the second.
+    # If the first key is hidden, the second has all the weight.
     head, weight = attend(query, key, value, np.array([[[False, True]] * 2]))
     np.testing.assert_allclose(weight[0, 0], [[0, 1], [0, 1]])
     np.testing.assert_allclose(head[0, 0], [[0, 4], [0, 4]])
@@ -116,31 +116,31 @@ def test_attention_of_two_queries_and_two_keys(attend: Function) -> None:
 
 def test_visibility_of_three_tokens_and_two_of_padding() -> None:
     ids_BT = np.array([[1, 2, 3, 0, 0]])
-    tokens = [[True, True, True, False, False]]
+    is_token = [[True, True, True, False, False]]
     triangle = [[m <= q for m in range(5)] for q in range(5)]
     both = [[m <= q and m < 3 for m in range(5)] for q in range(5)]
-    assert reference.not_padding(ids_BT, 0).tolist() == tokens
+    assert reference.not_padding(ids_BT, 0).tolist() == is_token
     assert reference.not_ahead(5).tolist() == triangle
     assert (reference.not_padding(ids_BT, 0)[:, None] & reference.not_ahead(5)).tolist() == [both]
 
-    token_B1M = torch.tensor(ids_BT != 0)[:, None]
+    is_token_B1M = torch.tensor(ids_BT != 0)[:, None]
     cpu = torch.device("cpu")
-    assert attention.Visible(token_B1M).matrix(5, 5, cpu)[0].tolist() == tokens
+    assert attention.Visible(is_token_B1M).matrix(5, 5, cpu)[0].tolist() == is_token
     assert attention.Visible(look_ahead=False).matrix(5, 5, cpu)[0].tolist() == triangle
-    assert attention.Visible(token_B1M, look_ahead=False).matrix(5, 5, cpu)[0].tolist() == both
+    assert attention.Visible(is_token_B1M, look_ahead=False).matrix(5, 5, cpu)[0].tolist() == both
 
 
 @pytest.mark.parametrize(
-    ("window", "seen"),
+    ("window", "visible"),
     [(1, [4]), (2, [3, 4, 5]), (3, [3, 4, 5]), (4, [2, 3, 4, 5, 6]), (5, [2, 3, 4, 5, 6]), (99, list(range(9)))],
 )
-def test_a_window_of_r_is_r_positions_about_ones_own_and_one_more_where_r_is_even(window: int, seen: list[int]) -> None:
-    near = reference.near(9, window)
-    assert near[4].nonzero()[0].tolist() == seen
-    assert attention.Visible(window=window).matrix(9, 9, torch.device("cpu"))[0].tolist() == near.tolist()
+def test_a_window_of_r_is_the_r_nearest_positions_and_one_more_if_r_is_even(window: int, visible: list[int]) -> None:
+    in_window = reference.in_window(9, window)
+    assert in_window[4].nonzero()[0].tolist() == visible
+    assert attention.Visible(window=window).matrix(9, 9, torch.device("cpu"))[0].tolist() == in_window.tolist()
 
 
-def test_layer_norm_divides_by_the_biased_variance_with_eps_inside_the_root() -> None:
+def test_layer_norm_uses_the_biased_variance_with_eps_inside_the_square_root() -> None:
     weights = {"norm.gain": np.array([1.0, 10.0]), "norm.bias": np.array([0.5, 0.0])}
-    # Mean 3, deviations -1 and 1, biased variance 1; eps 3 makes the root 2.
+    # The mean is 3, the deviations are -1 and 1, the biased variance is 1. With eps = 3 the square root is 2.
     assert reference.layer_norm(weights, "norm", 3.0, np.array([2.0, 4.0])).tolist() == [0.0, 5.0]

@@ -1,4 +1,4 @@
-"""The Transformer of "Attention Is All You Need" as real software."""
+"""The Transformer of "Attention Is All You Need" as a Python toolkit: train a translator, translate, look inside."""
 
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from transduce.translation.result import Translation
     from transduce.translation.translator import Translator
 
-# These need torch or numpy, which take seconds to import: they are fetched when first asked for.
-_LATER = {
+# Imported on first use, because their modules import torch or numpy, which takes seconds.
+_LAZY_IMPORTS = {
     "Batch": "transduce.data.batches",
     "DecoderState": "transduce.model",
     "Transformer": "transduce.model",
@@ -68,7 +68,7 @@ __all__ = [
 
 try:
     __version__ = version("transduce")
-except PackageNotFoundError:  # run from a source tree, by PYTHONPATH
+except PackageNotFoundError:  # imported from a source tree that is not installed
     __version__ = "uninstalled"
 
 
@@ -77,6 +77,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY_IMPORTS:
         raise AttributeError(f"module 'transduce' has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+    return getattr(import_module(_LAZY_IMPORTS[name]), name)

@@ -1,3 +1,5 @@
+"""Runs the command line: `python -m transduce`."""
+
 from transduce.cli import main
 
 if __name__ == "__main__":

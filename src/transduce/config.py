@@ -1,6 +1,6 @@
-"""Every setting and its default, which exist nowhere else. The defaults are the paper's base model.
+"""All settings and their only defaults, which are those of the paper's base model.
 
-A run is a function that returns a `RunConfig`. `override` applies `section.field=value`, as `--set` does.
+A run is a function that returns a `RunConfig`. `override` applies the `section.field=value` texts of `--set`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import types
 import typing
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
@@ -19,23 +19,24 @@ from transduce.errors import ConfigError
 
 
 class _Section:
-    """Types are checked here, once, for Python, JSON and `--set` alike."""
+    """Base of the sections: checks types and bounds, the same for values from Python, JSON and `--set`."""
 
     section: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for name, hint in _hints(self.section).items():
+        section_class: type = type(self)
+        for name, hint in _field_hints(section_class).items():
             value = getattr(self, name)
-            # 1 and 1.0 must give the same JSON, hence the same hash; past 2**53 they are not the same number.
+            # 1 and 1.0 must give the same JSON and so the same hash. From 2**53 on, not every int is a float.
             if hint is float and type(value) is int and abs(value) < 2**53:
                 value = float(value)
                 object.__setattr__(self, name, value)
             if not _fits(value, hint):
-                raise ConfigError(f"{self.section}.{name} is {value!r}, must be {_describe(hint)}: give such a value")
+                raise _wrong_type(f"{self.section}.{name}", value, hint)
         self._check()
 
     def _check(self) -> None:
-        """The bounds, which each section has of its own."""
+        """Check the bounds of this section's values."""
 
     def _at_least(self, bound: int, *names: str, remedy: str = "raise it") -> None:
         for name in names:
@@ -43,7 +44,7 @@ class _Section:
                 raise ConfigError(f"{self.section}.{name} is {value}, must be at least {bound}: {remedy}")
 
     def _at_most(self, bound: int, *names: str) -> None:
-        """Far above any use: so that a file with a slip, or with malice, is refused before memory is asked for."""
+        """Refuse absurd sizes, whether a mistake or an attack, before memory is allocated for them."""
         for name in names:
             if (value := getattr(self, name)) > bound:
                 raise ConfigError(f"{self.section}.{name} is {value}, must be at most {bound}: lower it")
@@ -64,6 +65,14 @@ class _Section:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(_Section):
+    """The shape of the model. The defaults are those of the paper's base model.
+
+    >>> from transduce import ModelConfig
+    >>> config = ModelConfig(n_encoder_layers=12, n_decoder_layers=3)
+    >>> config.n_encoder_layers, config.d_model, config.norm
+    (12, 512, 'post')
+    """
+
     section: ClassVar[str] = "model"
 
     source_vocab_size: int = 37_000
@@ -101,11 +110,11 @@ class ModelConfig(_Section):
 
     pad_id: int = 0
     bos_id: int = 1
-    """The first token of target_in. Some models of others start with their padding, so it may equal pad_id."""
+    """The first token of target_in. It may equal pad_id: some imported models start with the padding token."""
     eos_id: int = 2
 
     def _check(self) -> None:
-        # Three ids below are reserved, and a vocabulary of those alone has nothing to say.
+        # Three ids are reserved, so a vocabulary of three has no words.
         self._at_least(4, "source_vocab_size", "target_vocab_size", remedy="pad, bos and eos need room beside words")
         sizes = ("n_encoder_layers", "n_decoder_layers", "d_model", "d_ff", "n_heads", "d_k", "d_v", "max_positions")
         self._at_least(1, *sizes)
@@ -133,30 +142,39 @@ class ModelConfig(_Section):
         if self.eos_id in (self.pad_id, self.bos_id):
             raise ConfigError(
                 f"model.eos_id is {self.eos_id}, must differ from pad_id {self.pad_id} and bos_id {self.bos_id}: "
-                "give the end of a sentence an id of its own"
+                "give the end of a sentence a different id"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(_Section):
+    """Cleaning of the training text, and the size of batches.
+
+    >>> from transduce import DataConfig
+    >>> config = DataConfig(max_characters=200)
+    >>> config.max_characters, config.batch_tokens
+    (200, 25000)
+    """
+
     section: ClassVar[str] = "data"
 
     subwords: Literal["bpe"] = "bpe"
     batch_by: Literal["length"] = "length"
-    """Pairs of about the same length share a batch. A name and not a switch: there is no second way."""
+    """Pairs of similar lengths share a batch. This is the only method; the field records it in the configuration."""
     batch_tokens: int = 25_000
-    """Source tokens and target tokens, each, of one optimiser step over all ranks; end marks counted, padding not."""
+    """Source tokens of one optimiser step over all ranks, and as many target tokens. End marks count, padding does
+    not."""
     n_shapes: int = 128
-    """Batches are padded to at most so many pairs of lengths: more leave less padding, fewer compile sooner."""
+    """Batches are padded to at most this many different shapes: more need less padding, fewer compile faster."""
     valid_pairs: int = 2000
-    """About so many are held out, or half of it, where no validation files are given; at most one in 16."""
+    """Without validation files, between half as many and this many training pairs are held out; at most one in 16."""
     max_characters: int = 1000
-    """Cleaning drops a pair with a longer side."""
+    """Cleaning drops a pair if one side is longer."""
     max_length_ratio: float = 3.0
-    """Cleaning drops a pair with one side more than so many times as long as the other and 20 more, in characters and
+    """Cleaning drops a pair if one side is longer than max_length_ratio times the other plus 20, both in characters and
     in bytes."""
     min_letter_share: float = 0.5
-    """Cleaning drops a pair with a side of fewer letters, as a share of what is not white space."""
+    """Cleaning drops a pair if letters are a smaller share of one side's characters. White space does not count."""
 
     def _check(self) -> None:
         self._at_least(1, "batch_tokens", "n_shapes", "max_characters")
@@ -169,31 +187,39 @@ class DataConfig(_Section):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(_Section):
+    """The optimiser, the number of steps, checkpoints and validation.
+
+    >>> from transduce import TrainConfig
+    >>> config = TrainConfig(max_steps=2000, warmup_steps=200)
+    >>> config.max_steps, config.label_smoothing
+    (2000, 0.1)
+    """
+
     section: ClassVar[str] = "train"
 
     max_steps: int = 100_000
     warmup_steps: int = 4000
     rate_factor: float = 1.0
-    """Multiplies equation 3. Not in the paper: a short run wants both few steps of warm-up and a rate that is not high,
-    which the equation alone cannot give."""
+    """Multiplies equation 3. Not in the paper: a short run needs few warm-up steps, for which the equation alone gives
+    too high a rate."""
     adam_beta1: float = 0.9
     adam_beta2: float = 0.98
     adam_eps: float = 1e-9
     label_smoothing: float = 0.1
     clip_norm: float | None = None
-    """Gradients of a larger norm are shortened to it. The paper does not clip."""
+    """Gradients of a larger norm are scaled down to this norm. The paper does not clip."""
     checkpoint_minutes: float = 10.0
     checkpoint_steps: int | None = None
-    """Steps from one checkpoint, with its validation, to the next. None: measured before the first step, so that they
-    take `checkpoint_minutes`, or a twentieth of the run where that is less."""
+    """Steps between checkpoints, each with a validation. None: as many as take `checkpoint_minutes`, or a twentieth of
+    the run if that is less; the speed is measured before the first step."""
     average_last: int = 5
-    """How many of the last checkpoints are averaged into the final model."""
+    """Number of last checkpoints that are averaged into the final model."""
     patience: int | None = None
-    """Training ends when so many checkpoints in a row have not lowered the validation loss. None: it does not."""
+    """Training ends after this many consecutive checkpoints without a lower validation loss. None: never."""
     max_bad_steps: int = 10
-    """Training ends when so many steps in a row gave a loss or gradient that is no number."""
+    """Training ends after this many consecutive steps with a loss or gradient that is NaN or infinite."""
     valid_translations: int = 200
-    """Validation pairs that are translated at each checkpoint, greedily, for BLEU; 0: none."""
+    """Validation pairs that each checkpoint translates with greedy search, to measure BLEU; 0: none."""
     seed: int = 1
 
     def _check(self) -> None:
@@ -206,37 +232,46 @@ class TrainConfig(_Section):
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig(_Section):
+    """The search for a translation.
+
+    >>> from transduce import DecodeConfig, Translator
+    >>> greedy_search = DecodeConfig(beam_size=1)
+    >>> translator = Translator.load(settings=greedy_search, device="cpu")
+    >>> translator.translate(["Das ist gut."])[0].text
+    "That's good."
+    """
+
     section: ClassVar[str] = "decode"
 
     method: Literal["beam", "sample"] = "beam"
     beam_size: int = 4
     """1 is greedy search."""
     n_best: int = 1
-    """Translations of a sentence: the best of the beam, or so many draws."""
+    """Translations of each sentence: the best of the beam, or independent samples."""
     length_penalty: Literal["gnmt", "length"] = "gnmt"
-    """What divides the log-probability of a hypothesis: "gnmt" is ((5 + length) / 6) ** length_alpha, "length" is
-    length ** length_alpha, as some other toolkits have it. The end mark counts."""
+    """The divisor of a hypothesis's log-probability: "gnmt" is ((5 + length) / 6) ** length_alpha; "length" is
+    length ** length_alpha, which some other toolkits use. The end mark counts."""
     length_alpha: float = 0.6
     max_extra_tokens: int = 50
-    """A translation may be this much longer than its source."""
+    """A translation may have at most this many tokens more than its source."""
     stop_early: bool = True
-    """End the search of a sentence when no live hypothesis can win any more."""
+    """End the search of a sentence as soon as no live hypothesis can still become the best."""
     min_length: int = 0
-    """Tokens before a translation may end."""
+    """Minimum number of tokens of a translation."""
     no_repeat_ngram: int = 0
-    """No translation has the same so many tokens twice; 0: it may."""
+    """No sequence of this many tokens occurs twice in a translation; 0: no restriction."""
 
     temperature: float = 1.0
-    """Of sampling: below 1 the probable becomes more so."""
+    """For sampling: values below 1 favour probable tokens more strongly."""
     top_k: int = 0
-    """Of sampling: draw from so many most probable tokens; 0: from all."""
+    """For sampling: draw from this many most probable tokens; 0: from all."""
     top_p: float = 1.0
-    """Of sampling: draw from the fewest most probable tokens that together have this probability."""
+    """For sampling: draw from the smallest set of most probable tokens that together have this probability."""
     seed: int = 1
 
     @property
     def n_hypotheses(self) -> int:
-        """That a search keeps of each sentence."""
+        """Hypotheses that a search keeps for each sentence."""
         return self.beam_size if self.method == "beam" else self.n_best
 
     def _check(self) -> None:
@@ -258,6 +293,14 @@ class DecodeConfig(_Section):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
+    """All settings of a training run. JSON files store it, and `hash` identifies it in results.
+
+    >>> from transduce import RunConfig, TrainConfig
+    >>> config = RunConfig(train=TrainConfig(max_steps=2000))
+    >>> RunConfig.from_json(config.to_json()) == config
+    True
+    """
+
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -268,43 +311,71 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
-        """A field that is missing takes its default, so that a file outlives the fields that come after it."""
+        """Missing fields take their defaults, so that files written before a field existed stay readable."""
         try:
-            values = json.loads(text, object_pairs_hook=_without_repeats)
+            values = json.loads(text, object_pairs_hook=_refuse_repeats)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"config is not JSON ({error}): write it with RunConfig.to_json") from None
+        sections = _field_hints(RunConfig)
         if not isinstance(values, dict):
-            raise ConfigError(f"config is {_brief(values)}, must be an object with sections {', '.join(_sections())}")
+            raise ConfigError(
+                f"config is {type(values).__name__}, must be an object with sections {', '.join(sections)}"
+            )
         changes = []
         for section, settings in values.items():
-            if section not in _sections():
-                raise _unknown("section", section, _sections())
+            _look_up(section, sections, "section")
             if not isinstance(settings, dict):
-                raise ConfigError(f"config section {section} is {_brief(settings)}, must be an object of fields")
+                raise ConfigError(f"config section {section} is {type(settings).__name__}, must be an object of fields")
             changes += [(section, name, value) for name, value in settings.items()]
         return _change(cls(), changes)
 
     def hash(self) -> str:
-        """Twelve digits that name this configuration in results."""
+        """Twelve hexadecimal digits that identify this configuration in results."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def base() -> RunConfig:
+    """Return the paper's base model, with its recipe. These are the defaults of all settings.
+
+    >>> from transduce import base
+    >>> config = base()
+    >>> config.model.n_encoder_layers, config.model.d_model, config.train.max_steps
+    (6, 512, 100000)
+    """
     return RunConfig()
 
 
 def big() -> RunConfig:
+    """Return the paper's big model, with its recipe.
+
+    >>> from transduce import big
+    >>> config = big()
+    >>> config.model.d_model, config.model.n_heads, config.model.dropout, config.train.max_steps
+    (1024, 16, 0.3, 300000)
+    """
     config = with_model(base(), d_model=1024, d_ff=4096, n_heads=16, dropout=0.3)
     return replace(config, train=replace(config.train, max_steps=300_000, average_last=20))
 
 
 def small() -> RunConfig:
-    """Half of base's depth and width, and a vocabulary for some hundred thousand pairs."""
+    """Return half the depth and width of `base`, with a vocabulary for some hundred thousand sentence pairs.
+
+    >>> from transduce import small
+    >>> config = small().model
+    >>> config.n_encoder_layers, config.d_model, config.target_vocab_size
+    (3, 256, 8000)
+    """
     return with_model(base(), **_layers(3), **_vocabulary(8000), d_model=256, d_ff=1024, n_heads=4)
 
 
 def tiny() -> RunConfig:
-    """For some ten thousand pairs: narrow, and held back by more dropout."""
+    """Return a narrow model for some ten thousand sentence pairs, with more dropout against overfitting.
+
+    >>> from transduce import tiny
+    >>> config = tiny().model
+    >>> config.n_encoder_layers, config.d_model, config.dropout
+    (4, 128, 0.3)
+    """
     changes = _layers(4) | _vocabulary(8000)
     return with_model(base(), **changes, d_model=128, d_ff=256, n_heads=4, d_k=32, d_v=32, dropout=0.3)
 
@@ -313,26 +384,67 @@ PRESETS = {"base": base, "big": big, "small": small, "tiny": tiny}
 
 
 def with_model(config: RunConfig, **changes: Any) -> RunConfig:
-    """`config` with other model settings, as one row of a table differs from the next."""
+    """Return `config` with some model settings replaced.
+
+    >>> from transduce import base, with_model
+    >>> row_a_of_table_3 = with_model(base(), n_heads=16, d_k=32, d_v=32)
+    >>> row_a_of_table_3.model.n_heads, row_a_of_table_3.model.d_model
+    (16, 512)
+    """
     return _change(config, [("model", name, value) for name, value in changes.items()])
 
 
 def override(config: RunConfig, settings: Iterable[str]) -> RunConfig:
-    """Applies `section.field=value` texts together, so that no order of them passes through an impossible one."""
-    changes = []
+    """Apply texts of the form `section.field=value`, as the command line does for `--set`.
+
+    All of them are applied at once, so values that are valid only together may come in any order.
+
+    >>> from transduce import override, tiny
+    >>> config = override(tiny(), ["train.max_steps=1000", "decode.beam_size=8"])
+    >>> config.train.max_steps, config.decode.beam_size
+    (1000, 8)
+    """
+    values = parse_settings(RunConfig, settings, flag="--set", example="train.max_steps=1000", noun="field")
+    return _change(config, [(*path.split(".", 1), value) for path, value in values.items()])
+
+
+def parse_settings(
+    settings_class: type, settings: Iterable[str], *, flag: str, example: str, noun: str
+) -> dict[str, Any]:
+    """Parse texts such as `characters=20000` into values of the types that the fields of a dataclass have.
+
+    If the fields of `settings_class` are dataclasses themselves, the texts read `section.field=value`, otherwise
+    `name=value`. The keys of the result are the paths as written: "train.max_steps", or "characters". A repeated path
+    takes its last value. Bounds are not checked here but by the dataclass.
+
+    `flag` is the command-line option that gives the texts, and `example` a valid text for it; `noun` is the word for a
+    field in messages, such as "limit".
+    """
+    hints = _field_hints(settings_class)
+    has_sections = all(is_dataclass(hint) for hint in hints.values())
+    form = "section.field=value" if has_sections else "name=value"
+    values = {}
     for setting in settings:
-        path, equals, text = setting.partition("=")
-        section, dot, name = path.strip().partition(".")
-        if not equals or not dot:
-            raise ConfigError(f"--set {setting!r} must read section.field=value: for example train.max_steps=1000")
-        changes.append((section, name, _parse(section, name, text.strip())))
-    return _change(config, changes)
+        path, equals, text = (part.strip() for part in setting.partition("="))
+        if not equals or (has_sections and "." not in path):
+            raise ConfigError(f"{flag} {setting!r} must read {form}: for example {example}")
+        if has_sections:
+            section, name = path.split(".", 1)
+            section_class = _look_up(section, hints, "section")
+            hint = _look_up(name, _field_hints(section_class), f"{noun} of section {section}")
+            label = path
+        else:
+            hint = _look_up(path, hints, noun)
+            label = f"{noun} {path}"
+        values[path] = _parse(label, text, hint)
+    return values
 
 
 def _change(config: RunConfig, changes: Iterable[tuple[str, str, Any]]) -> RunConfig:
     by_section: dict[str, dict[str, Any]] = {}
     for section, name, value in changes:
-        _hint(section, name)  # refuses what does not exist
+        section_class = _look_up(section, _field_hints(RunConfig), "section")
+        _look_up(name, _field_hints(section_class), f"field of section {section}")
         by_section.setdefault(section, {})[name] = value
     return replace(config, **{name: replace(getattr(config, name), **new) for name, new in by_section.items()})
 
@@ -346,45 +458,38 @@ def _vocabulary(size: int) -> dict[str, int]:
 
 
 @cache
-def _sections() -> dict[str, type[_Section]]:
-    return typing.get_type_hints(RunConfig)
+def _field_hints(settings_class: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(settings_class)
+    return {field.name: hints[field.name] for field in fields(settings_class)}
 
 
-@cache
-def _hints(section: str) -> dict[str, Any]:
-    hints = typing.get_type_hints(_sections()[section])
-    return {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
+def _look_up(name: str, hints: dict[str, Any], kind: str) -> Any:
+    """The type of the field `name`; `kind` says in the error what the names are."""
+    if name in hints:
+        return hints[name]
+    matches = difflib.get_close_matches(name, hints, n=1)
+    remedy = f"did you mean {matches[0]}?" if matches else f"choose from {', '.join(hints)}"
+    raise ConfigError(f"{name!r} is not a {kind}: {remedy}")
 
 
-def _hint(section: str, name: str) -> Any:
-    if section not in _sections():
-        raise _unknown("section", section, _sections())
-    hints = _hints(section)
-    if name not in hints:
-        raise _unknown(f"field of section {section}", name, hints)
-    return hints[name]
-
-
-def _unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    remedy = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
-    return ConfigError(f"{name!r} is no {what}: {remedy}")
-
-
-def _parse(section: str, name: str, text: str) -> Any:
-    hint = _hint(section, name)
+def _parse(label: str, text: str, hint: Any) -> Any:
     try:
-        return _read(text, hint)
+        value = _convert(text, hint)
     except ValueError:
-        message = f"{section}.{name} is {text!r}, must be {_describe(hint)}: give such a value"
-        raise ConfigError(message) from None
+        value = text
+    if not _fits(value, hint):
+        raise _wrong_type(label, value, hint)
+    return value
 
 
-def _read(text: str, hint: Any) -> Any:
-    if get_origin(hint) is types.UnionType:  # `int | None` is the only union in use
+def _wrong_type(label: str, value: object, hint: Any) -> ConfigError:
+    return ConfigError(f"{label} is {value!r}, must be {_describe(hint)}: give such a value")
+
+
+def _convert(text: str, hint: Any) -> Any:
+    if get_origin(hint) is types.UnionType:  # `int | None` and `float | None` are the only unions in use
         (inner,) = (arm for arm in get_args(hint) if arm is not types.NoneType)
-        return None if text.lower() in ("none", "null") else _read(text, inner)
+        return None if text.lower() in ("none", "null") else _convert(text, inner)
     if hint is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     if hint in (int, float):
@@ -397,7 +502,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return value in get_args(hint)
     if get_origin(hint) is types.UnionType:
         return any(_fits(value, arm) for arm in get_args(hint))
-    return type(value) is hint  # not isinstance: True is an int to Python, and never meant as one here
+    return type(value) is hint  # not isinstance, which accepts True as an int
 
 
 def _describe(hint: Any) -> str:
@@ -408,11 +513,7 @@ def _describe(hint: Any) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "none"}[hint]
 
 
-def _brief(value: Any) -> str:
-    return type(value).__name__
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"config gives {sorted(repeated)[0]!r} twice: keep one")

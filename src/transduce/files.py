@@ -1,4 +1,4 @@
-"""A folder appears whole or not at all: it is written beside its place under another name, then renamed."""
+"""Atomic writes: a folder or file is written next to its destination under a temporary name, then renamed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ UNFINISHED = ".unfinished"
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """Write into the path that this gives. An error leaves nothing; what a kill leaves, the next call removes."""
-    assert not folder.exists(), "the caller refuses this in its own words"
-    with told_of(folder):
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder to write into, and rename it to `folder` at the end.
+
+    An error removes the temporary folder. One that a killed process left is removed by the next call.
+    """
+    assert not folder.exists(), "the caller must refuse this with a message that suits it"
+    with convert_write_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
         unfinished = Path(tempfile.mkdtemp(prefix=_prefix(folder), suffix=UNFINISHED, dir=folder.parent))
     lock = _lock(unfinished)
     try:
         yield unfinished
-        with told_of(folder):
-            unfinished.chmod(0o777 & ~_umask())  # a temporary folder is for its owner alone, this one is not
+        with convert_write_errors(folder):
+            unfinished.chmod(0o777 & ~_umask())  # mkdtemp lets only the owner read
             for path in [*unfinished.rglob("*"), unfinished]:
-                _to_disk(path)  # before the name, or a power cut could leave a whole name on empty files
+                _flush_to_disk(path)  # before renaming, or a power failure could leave the name with empty files
             os.rename(unfinished, folder)
-            _to_disk(folder.parent)
+            _flush_to_disk(folder.parent)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -41,8 +44,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def told_of(path: Path) -> Iterator[None]:
-    """A disk that is full or may not be written is for the user to put right."""
+def convert_write_errors(path: Path) -> Iterator[None]:
+    """Turn a failed write into a `DataError`, since the user can make room or choose another place."""
     try:
         yield
     except OSError as error:
@@ -51,7 +54,7 @@ def told_of(path: Path) -> Iterator[None]:
 
 def cannot_write(path: Path, error: OSError) -> DataError:
     if error.errno == errno.ENOTEMPTY:
-        return DataError(f"{path} was written by another process meanwhile: look at that one, or choose another name")
+        return DataError(f"{path} was written by another process meanwhile: use that one, or choose another name")
     return DataError(f"{path} cannot be written ({error.strerror}): make room there, or choose another place")
 
 
@@ -60,18 +63,24 @@ def _prefix(folder: Path) -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Of processes that are no more: their lock went with them, in whatever container or on whatever machine."""
-    for left in folder.parent.iterdir():
-        middle = left.name.removeprefix(_prefix(folder)).removesuffix(UNFINISHED)
-        if left.name == f"{_prefix(folder)}{middle}{UNFINISHED}" and "." not in middle:
-            lock = _lock(left)
+    """Remove temporary folders of processes that have ended.
+
+    Such a folder is no longer locked, even if its process ran in another container or on another machine.
+    """
+    for path in folder.parent.iterdir():
+        middle = path.name.removeprefix(_prefix(folder)).removesuffix(UNFINISHED)
+        if path.name == f"{_prefix(folder)}{middle}{UNFINISHED}" and "." not in middle:
+            lock = _lock(path)
             if lock is not None:
-                shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True)
                 os.close(lock)
 
 
 def _lock(folder: Path) -> int | None:
-    """Held until it is closed or the process ends. None: another has it, or there are no locks here."""
+    """Lock a folder until the handle is closed or the process ends.
+
+    None: another process holds the lock, or the system has no such locks.
+    """
     try:
         import fcntl
     except ImportError:  # Windows: leftovers stay
@@ -95,27 +104,27 @@ def _umask() -> int:
 
 
 def check_writable(path: Path) -> None:
-    """Before the long part whose result is to be written there."""
-    with told_of(path), tempfile.TemporaryFile(dir=path.parent):
+    """Refuse a path that cannot be written, before the long computation of its content."""
+    with convert_write_errors(path), tempfile.TemporaryFile(dir=path.parent):
         pass
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """A file, in the same way; it may replace one."""
-    unfinished = path.with_name(f".{path.name}{UNFINISHED}")  # what a kill leaves, the next write takes
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file, or replace an existing one."""
+    unfinished = path.with_name(f".{path.name}{UNFINISHED}")  # the next write reuses one that a killed process left
     try:
-        with told_of(path):
+        with convert_write_errors(path):
             unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
-            _to_disk(unfinished)
+            _flush_to_disk(unfinished)
             os.replace(unfinished, path)
-            _to_disk(path.parent)
+            _flush_to_disk(path.parent)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
 
 
-def _to_disk(path: Path) -> None:
-    if os.name != "posix" and path.is_dir():  # Windows opens no folders
+def _flush_to_disk(path: Path) -> None:
+    if os.name != "posix" and path.is_dir():  # Windows cannot open folders
         return
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -1,13 +1,13 @@
-"""The paper in PyTorch: the same names and the same order as `reference.py`, and fast. Equation 1 is in `ops.py`.
+"""The paper in PyTorch, fast, with the names and the order of `reference.py`. Equation 1 is in `attention.py`.
 
-Modules hold weights and nothing else. Decoding state belongs to the caller: `start` makes it, `step` takes and
-returns it. Attention weights come back from the same call when asked for.
+Modules hold weights and nothing else. The state of decoding belongs to the caller: `start` creates it, `step` takes it
+and returns the next one. `with_attention=True` also returns the attention weights.
 """
 
 # Axes: B sentences, S source positions, T target positions, V vocabulary, L layers.
-# D = d_model, F = d_ff, I is half of D: one for each pair of sine and cosine.
+# D = d_model, F = d_ff, I = d_model / 2, one for each pair of sine and cosine.
 # In attention: H heads, Q queries, M attended positions, K = d_k, U = d_v, P all heads side by side.
-# In search: R rows; the rows of a sentence stand together, and every sentence has the same number of them.
+# In search: R rows (hypotheses). Rows of one sentence are adjacent, and every sentence has the same number of rows.
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ from transduce.errors import DataError, ModelFolderError
 
 
 class Encoded(NamedTuple):
+    """The output of the encoder."""
+
     memory_BSD: Tensor
-    token_BS: Tensor
-    """Which of the memory's positions are tokens, not padding."""
+    is_token_BS: Tensor
+    """True for tokens, False for padding."""
     attention_LBHSS: Tensor | None
 
 
 class Attention(NamedTuple):
-    """Attention weights, exact, layer by layer."""
+    """The attention weights of all layers, computed as in equation 1, before dropout."""
 
     encoder_LBHSS: Tensor
     decoder_LBHTT: Tensor
@@ -46,7 +48,17 @@ class Output(NamedTuple):
 
 
 class Transformer(nn.Module):
-    """Figure 1."""
+    """The model of Figure 1.
+
+    >>> import torch
+    >>> from transduce import Transformer, tiny
+    >>> config = tiny().model
+    >>> model = Transformer(config).eval()
+    >>> source_BS = torch.tensor([[5, 6, config.eos_id]])
+    >>> target_in_BT = torch.tensor([[config.bos_id, 7, 8, 9]])
+    >>> model(source_BS, target_in_BT).logits_BTV.shape  # one sentence, four positions, 8000 subwords
+    torch.Size([1, 4, 8000])
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -54,18 +66,18 @@ class Transformer(nn.Module):
         self.embedding = Embedding(config)
         encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.n_encoder_layers))
         decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.n_decoder_layers))
-        # A ModuleList would tell the type checker of modules, not of layers.
+        # nn.ModuleList is typed as a list of nn.Module; the cast gives the type checker the class of the layers.
         self.encoder, self.decoder = cast(Sequence[EncoderLayer], encoder), cast(Sequence[DecoderLayer], decoder)
 
         def final_norm() -> nn.Module:
-            # Not in the paper: under pre-norm nothing else would normalise the sum of all residuals.
+            # Not in the paper: with pre-norm, nothing else normalises the sum of all residual connections.
             return nn.LayerNorm(config.d_model, eps=config.norm_eps) if config.norm == "pre" else nn.Identity()
 
         self.encoder_norm, self.decoder_norm = final_norm(), final_norm()
         self.initialise()
 
     def forward(self, source_BS: Tensor, target_in_BT: Tensor, with_attention: bool = False) -> Output:
-        """Logits of the token that follows each position of target_in. Padding stands to the right of the tokens."""
+        """Logits of the token that follows each position of `target_in_BT`. Padding is to the right of the tokens."""
         encoded = self.encode(source_BS, with_attention)
         x_BTD, weights = self.decode(target_in_BT, encoded, with_attention)
         logits_BTV = self.embedding.logits(x_BTD)
@@ -76,49 +88,53 @@ class Transformer(nn.Module):
     # 3.1 Encoder and decoder stacks
 
     def encode(self, source_BS: Tensor, with_attention: bool = False) -> Encoded:
-        token_BS = source_BS != self.config.pad_id
-        visible = Visible(token_BS[:, None], window=self.config.attention_window)
+        """The output of the encoder, and its attention weights if `with_attention` is True."""
+        is_token_BS = source_BS != self.config.pad_id
+        visible = Visible(is_token_BS[:, None], window=self.config.attention_window)
         x_BSD = self.embedding.source(source_BS)
         weights = []
         for layer in self.encoder:
             x_BSD, weight_BHSS = layer(x_BSD, visible, with_attention)
             weights.append(weight_BHSS)
-        return Encoded(self.encoder_norm(x_BSD), token_BS, torch.stack(weights) if with_attention else None)
+        return Encoded(self.encoder_norm(x_BSD), is_token_BS, torch.stack(weights) if with_attention else None)
 
     def decode(
         self, target_in_BT: Tensor, encoded: Encoded, with_attention: bool = False
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """The decoder's output before the projection to the vocabulary, and its attention weights of both kinds."""
-        # Padding stands to the right of every token, so looking ahead is all that must be forbidden here.
+        """The output of the decoder before the projection to the vocabulary, and decoder_LBHTT and memory_LBHTS."""
+        # Padding is to the right of every token, so a token that does not look ahead does not see padding either.
         visible = Visible(look_ahead=False, window=self.config.attention_window)
         x_BTD = self.embedding.target(target_in_BT)
         weights = []
         for layer in self.decoder:
             key_BHSK, value_BHSU = layer.memory_attention.project_memory(encoded.memory_BSD)
-            memory = Attended(key_BHSK, value_BHSU, Visible(encoded.token_BS[:, None]))
+            memory = Attended(key_BHSK, value_BHSU, Visible(encoded.is_token_BS[:, None]))
             x_BTD, self_BHTT, memory_BHTS = layer(x_BTD, visible, memory, with_attention=with_attention)
             weights.append((self_BHTT, memory_BHTS))
         x_BTD = self.decoder_norm(x_BTD)
         if not with_attention:
             return x_BTD, None
-        decoder_LBHTT, memory_LBHTS = (torch.stack(kind) for kind in zip(*weights, strict=True))
+        decoder_LBHTT, memory_LBHTS = (torch.stack(layers) for layers in zip(*weights, strict=True))
         return x_BTD, (decoder_LBHTT, memory_LBHTS)
 
-    # Decoding one token at a time
+    # Decoding, one token at a time
 
     @torch.no_grad()
     def start(self, source_BS: Tensor, prefix_BT: Tensor | None = None) -> DecoderState:
-        """One row for each sentence. `prefix_BT`: what stands before the token that the first `step` is given,
-        its start mark included; shorter rows are padded on the right."""
+        """Encode the sources and return a state with one row for each sentence.
+
+        `prefix_BT` holds the target tokens, start mark first, that come before the token of the first `step`. Shorter
+        prefixes are padded on the right.
+        """
         assert not self.training, "dropout would make decoding random: call eval() first"
         encoded = self.encode(source_BS)
         memory = [layer.memory_attention.project_memory(encoded.memory_BSD) for layer in self.decoder]
-        memory_key_LBHSK, memory_value_LBHSU = (torch.stack(kind) for kind in zip(*memory, strict=True))
+        memory_key_LBHSK, memory_value_LBHSU = (torch.stack(layers) for layers in zip(*memory, strict=True))
         config, n_rows, n_layers = self.config, len(source_BS), len(self.decoder)
         state = DecoderState(
             memory_key_LBHSK=memory_key_LBHSK,
             memory_value_LBHSU=memory_value_LBHSU,
-            memory_visible_BS=encoded.token_BS,
+            memory_visible_BS=encoded.is_token_BS,
             key_LRHTK=memory_key_LBHSK.new_empty(n_layers, n_rows, config.n_heads, 0, config.d_k),
             value_LRHTU=memory_value_LBHSU.new_empty(n_layers, n_rows, config.n_heads, 0, config.d_v),
             length_R=torch.zeros(n_rows, dtype=torch.long, device=source_BS.device),
@@ -127,22 +143,23 @@ class Transformer(nn.Module):
         if prefix_BT is None or prefix_BT.shape[1] == 0:
             return state
         _, state = self._advance(prefix_BT, state)
-        # A start mark counts even where it is the padding id, as in some models of others.
-        place_T = torch.arange(1, prefix_BT.shape[1] + 1, device=prefix_BT.device)
-        length_R = (place_T * (prefix_BT != config.pad_id)).amax(1).clamp(min=1)
+        # The start mark counts even if it has the id of padding, as in Marian models.
+        length_T = torch.arange(1, prefix_BT.shape[1] + 1, device=prefix_BT.device)
+        length_R = (length_T * (prefix_BT != config.pad_id)).amax(1).clamp(min=1)
         return replace(state, length_R=length_R)
 
     @torch.no_grad()
     def step(self, last_R: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """Logits of the token after `last_R`. Consumes `state`: its tensors may be written to."""
+        """Logits of the token after `last_R`, and the next state. Do not use `state` again: `step` may overwrite it."""
         x_R1D, state = self._advance(last_R[:, None], state)
         return self.embedding.logits(x_R1D[:, 0]), state
 
     def _advance(self, ids_RT: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """The output of the decoder for new tokens `ids_RT`, and the state with their keys and values."""
         n_new = ids_RT.shape[1]
-        state = state.with_room_for(state.longest + n_new)
+        state = state.with_capacity(state.longest + n_new)
         position_RT = state.length_R[:, None] + torch.arange(n_new, device=ids_RT.device)
-        # Each row has a length of its own, so what is visible is told row by row.
+        # Rows differ in length, so each row has its own visible positions.
         offset_RTM = torch.arange(state.key_LRHTK.shape[3], device=ids_RT.device) - position_RT[..., None]
         visible_RTM = offset_RTM <= 0
         if self.config.attention_window is not None:
@@ -151,44 +168,49 @@ class Transformer(nn.Module):
         x_RTD = self.embedding.target_at(ids_RT, position_RT, state.longest + n_new)
         for i, layer in enumerate(self.decoder):
             memory = Attended(state.memory_key_LBHSK[i], state.memory_value_LBHSU[i], memory_visible)
-            past = Past(state.key_LRHTK[i], state.value_LRHTU[i], position_RT)
-            x_RTD, _, _ = layer(x_RTD, Visible(visible_RTM), memory, past)
+            cache = LayerCache(state.key_LRHTK[i], state.value_LRHTU[i], position_RT)
+            x_RTD, _, _ = layer(x_RTD, Visible(visible_RTM), memory, cache)
         state = replace(state, length_R=state.length_R + n_new, longest=state.longest + n_new)
         return self.decoder_norm(x_RTD), state
 
     # Weights
 
     def weights(self) -> dict[str, Tensor]:
-        """Every weight under the paper's name, as a view into the packed matrix that holds it; tied ones once."""
-        named = {}
+        """All weights by the paper's names. Each is a view into a parameter; tied weights appear once."""
+        weights = {}
         for path, module in self.named_modules():
             if isinstance(module, Projection):
-                named.update({f"{path.rpartition('.')[0]}.{name}": W for name, W in module.weights().items()})
+                weights.update({f"{path.rpartition('.')[0]}.{name}": W for name, W in module.weights().items()})
             elif isinstance(module, nn.LayerNorm):
-                named.update({f"{path}.gain": module.weight.detach(), f"{path}.bias": module.bias.detach()})
+                weights.update({f"{path}.gain": module.weight.detach(), f"{path}.bias": module.bias.detach()})
             elif isinstance(module, Embedding):
-                named.update({name: W.detach() for name, W in module.named_parameters()})
-        return named
+                weights.update({name: W.detach() for name, W in module.named_parameters()})
+        return weights
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies `weights`, named as `weights()` names them."""
-        own = self.weights()  # all are checked before the first is copied
-        if wrong := own.keys() ^ weights.keys():
-            name = min(wrong)
-            what = "lacks" if name in own else "has an unknown"
-            raise ModelFolderError(f"weights file {what} tensor {name!r}: it belongs to another configuration")
-        for name, W in own.items():
-            if weights[name].shape != W.shape:
-                found, wanted = list(weights[name].shape), list(W.shape)
-                raise ModelFolderError(f"tensor {name!r} has shape {found}, the configuration wants {wanted}")
-        for name, W in own.items():
+        """Copy `weights` into the model. The names are those of `weights()`."""
+        current = self.weights()
+        # All names and shapes are checked before the first tensor is copied.
+        if differing := current.keys() ^ weights.keys():
+            name = min(differing)
+            fault = "lacks" if name in current else "has an unknown"
+            raise ModelFolderError(f"weights file {fault} tensor {name!r}: it belongs to another configuration")
+        for name, W in current.items():
+            if (shape := weights[name].shape) != W.shape:
+                raise ModelFolderError(
+                    f"tensor {name!r} has shape {list(shape)}, the configuration requires {list(W.shape)}"
+                )
+        for name, W in current.items():
             W.copy_(weights[name])
 
     def initialise(self) -> None:
-        """Not stated by the paper: Xavier-uniform for each W, as its authors' code, and N(0, 1 / d_model) for
-        tables of embeddings, so that they have unit variance once scaled by sqrt(d_model). W_Q, W_K and W_V are
-        smaller by sqrt(2), as if drawn as one matrix: so the first steps learn more (`time_to_loss`)."""
+        """Draw random weights. The paper does not state how.
+
+        Each W is Xavier-uniform, as in the authors' code. Embedding tables are N(0, 1 / d_model), so that embeddings
+        have unit variance after they are scaled by sqrt(d_model). W_Q, W_K and W_V are smaller by sqrt(2), as if they
+        were drawn as one matrix: with it the loss falls faster in the first steps (benchmarks/time_to_loss.py).
+        """
         for name, W in self.weights().items():
             kind = name.rpartition(".")[2]
             if kind.startswith("W_"):
@@ -202,6 +224,8 @@ class Transformer(nn.Module):
 
 
 class EncoderLayer(nn.Module):
+    """Two sub-layers: self-attention, then a feed-forward network."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.self_attention = SelfAttention(config)
@@ -218,6 +242,8 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
+    """Three sub-layers: self-attention, attention to the memory (the output of the encoder), a feed-forward network."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.self_attention = SelfAttention(config)
@@ -228,15 +254,20 @@ class DecoderLayer(nn.Module):
         self.feed_forward_norm = AddAndNorm(config)
 
     def forward(
-        self, x_RTD: Tensor, visible: Visible, memory: Attended, past: Past | None = None, with_attention: bool = False
+        self,
+        x_RTD: Tensor,
+        visible: Visible,
+        memory: Attended,
+        cache: LayerCache | None = None,
+        with_attention: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         query, key, value = self.self_attention.project(self.self_attention_norm.before(x_RTD))
-        if past is not None:
-            key, value = past.extend(key, value)
+        if cache is not None:
+            key, value = cache.extend(key, value)
         attended_RTD, self_RHTM = self.self_attention(query, Attended(key, value, visible), with_attention)
         x_RTD = self.self_attention_norm.after(x_RTD, attended_RTD)
 
-        # All rows of a sentence ask its one memory: to attention they are just more queries, Q = rows of one x T.
+        # The rows of a sentence share its memory, so attention treats them as more queries: Q = rows of a sentence * T.
         n_sentences, (n_rows, n_target, d_model) = len(memory.key_BHMK), x_RTD.shape
         n_queries = n_rows * n_target // max(n_sentences, 1)
         x_BQD = self.memory_attention_norm.before(x_RTD).reshape(n_sentences, n_queries, d_model)
@@ -249,16 +280,21 @@ class DecoderLayer(nn.Module):
 
 
 class AddAndNorm(nn.LayerNorm):
-    """LayerNorm(x + Sublayer(x)), the "Add & Norm" of Figure 1: what comes before and after the sub-layer."""
+    """LayerNorm(x + Sublayer(x)), the "Add & Norm" of Figure 1.
+
+    Not in the paper: x + Sublayer(LayerNorm(x)) with pre-norm.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.d_model, eps=config.norm_eps)
         self.pre, self.dropout = config.norm == "pre", config.dropout
 
     def before(self, x: Tensor) -> Tensor:
+        """The input of the sub-layer: x itself, or LayerNorm(x) with pre-norm."""
         return self.forward(x) if self.pre else x
 
     def after(self, x: Tensor, sub_layer_x: Tensor) -> Tensor:
+        """x plus the output of the sub-layer; with post-norm, as in the paper, LayerNorm of this sum."""
         x = x + F.dropout(sub_layer_x, self.dropout, self.training)
         return x if self.pre else self.forward(x)
 
@@ -267,7 +303,7 @@ class AddAndNorm(nn.LayerNorm):
 
 
 class Attended(NamedTuple):
-    """What queries may attend to."""
+    """The keys and values of the attended positions, and which of these positions each query may see."""
 
     key_BHMK: Tensor
     value_BHMU: Tensor
@@ -275,7 +311,7 @@ class Attended(NamedTuple):
 
 
 class MultiHeadAttention(nn.Module):
-    """3.2.2: Concat(head_1, ..., head_h) W_O. The two kinds below differ in where queries and keys come from."""
+    """3.2.2: Concat(head_1, ..., head_h) W_O. The subclasses compute queries, keys and values."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -296,17 +332,21 @@ class MultiHeadAttention(nn.Module):
 
 
 class SelfAttention(MultiHeadAttention):
+    """Queries, keys and values all come from the same sequence."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         n_keys, n_values = config.n_heads * config.d_k, config.n_heads * config.d_v
         self.W_QKV = Projection(config.d_model, config.attention_bias, Q=n_keys, K=n_keys, V=n_values)
 
     def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = map(self.split_heads, self.W_QKV.parts(x_BTD))
+        query, key, value = map(self.split_heads, self.W_QKV.split(x_BTD))
         return query, key, value
 
 
 class MemoryAttention(MultiHeadAttention):
+    """Queries come from the decoder, keys and values from the memory: the "encoder-decoder attention" of 3.2.3."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         n_keys, n_values = config.n_heads * config.d_k, config.n_heads * config.d_v
@@ -317,14 +357,14 @@ class MemoryAttention(MultiHeadAttention):
         return self.split_heads(self.W_Q(x_BQD))
 
     def project_memory(self, memory_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        key, value = map(self.split_heads, self.W_KV.parts(memory_BSD))
+        key, value = map(self.split_heads, self.W_KV.split(memory_BSD))
         return key, value
 
 
 class Projection(nn.Module):
-    """x W + b. Matrices that share their input lie side by side, so that one product does for all.
+    """x W + b. Matrices with the same input are packed side by side in one, so that one product computes them all.
 
-    Projection(d_in, bias, Q=64, K=64) holds W_Q and W_K, and b_Q and b_K: so the weights file names them.
+    `Projection(d_in, bias, Q=64, K=64)` packs W_Q and W_K, and b_Q and b_K. The weights file stores them separately.
     """
 
     def __init__(self, d_in: int, bias: bool, **widths: int) -> None:
@@ -337,16 +377,17 @@ class Projection(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.W.T, self.b)
 
-    def parts(self, x: Tensor) -> tuple[Tensor, ...]:
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x W_Q + b_Q, x W_K + b_K, ..."""
         return torch.split(self.forward(x), list(self.widths.values()), dim=-1)
 
     def weights(self) -> dict[str, Tensor]:
-        """W_Q, W_K, ... and b_Q, ..., as views."""
+        """W_Q, W_K, ... and b_Q, b_K, ..., as views into the packed parameters."""
         packed = {"W": self.W.detach()} | ({} if self.b is None else {"b": self.b.detach()})
         return {
-            f"{kind}_{name}": part
-            for kind, matrix in packed.items()
-            for name, part in zip(self.widths, torch.split(matrix, list(self.widths.values()), dim=-1), strict=True)
+            f"{letter}_{name}": part
+            for letter, parameter in packed.items()
+            for name, part in zip(self.widths, torch.split(parameter, list(self.widths.values()), dim=-1), strict=True)
         }
 
 
@@ -375,7 +416,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.
 
 
 class Embedding(nn.Module):
-    """Tokens to vectors and back. A tied matrix is one parameter; the weights file has it under its first name."""
+    """From tokens to vectors, and from vectors to logits.
+
+    Tied matrices are one parameter. The weights file stores it once, under the first of its names.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -403,11 +447,11 @@ class Embedding(nn.Module):
         return self.target_at(target_BT, torch.arange(n, device=target_BT.device), n)
 
     def target_at(self, target_RT: Tensor, position: Tensor, longest: int) -> Tensor:
-        """Rows that do not all begin at position 0. `position`, (R, T) or (T,), is below `longest` throughout."""
+        """Embed tokens at the given positions, of shape (R, T) or (T,). Every position is below `longest`."""
         return self._embed(target_RT, self.target_embedding, position, longest, self.target_positions)
 
     def logits(self, x_BTD: Tensor) -> Tensor:
-        """The pre-softmax linear transformation."""
+        """The linear transformation before the softmax."""
         return F.linear(x_BTD, self.output_projection, self.output_bias)
 
     def _embed(
@@ -430,36 +474,51 @@ class Embedding(nn.Module):
 
 
 def sinusoid(position: Tensor, d_model: int) -> Tensor:
-    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same. Adds an axis to `position`."""
-    # In float32 the angle at position 10,000 is off by 1e-3. Apple's GPUs know no float64.
+    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)) and PE(pos, 2i + 1) = cos(pos / 10000^(2i / d_model)).
+
+    The result has the shape of `position` and one more axis of length d_model.
+    """
+    # float32 has an error of 1e-3 in the angle at position 10,000. Apple's GPUs do not support float64.
     dtype = torch.float32 if position.device.type == "mps" else torch.float64
     even_I = torch.arange(0, d_model, 2, dtype=dtype, device=position.device)
     angle = position[..., None] / 10000 ** (even_I / d_model)
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
 
 
-# The cache, which belongs to the caller
+# The cache of keys and values, which belongs to the caller
 
 
-class Past(NamedTuple):
-    """One layer's part of the cache, and where the new tokens of each row go."""
+class LayerCache(NamedTuple):
+    """The cached keys and values of one layer, and the positions of the new tokens in each row."""
 
     key_RHTK: Tensor
     value_RHTU: Tensor
     position_RQ: Tensor
 
     def extend(self, key_RHQK: Tensor, value_RHQU: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes in place, and returns all keys and values so far."""
+        """Write the new keys and values into the cache, in place, and return the whole cache."""
         assert key_RHQK.dtype == self.key_RHTK.dtype, "start and step ran in different precisions"
-        place_RHQ1 = self.position_RQ[:, None, :, None].expand(-1, key_RHQK.shape[1], -1, 1)
-        self.key_RHTK.scatter_(2, place_RHQ1.expand_as(key_RHQK), key_RHQK)
-        self.value_RHTU.scatter_(2, place_RHQ1.expand_as(value_RHQU), value_RHQU)
+        position_RHQ1 = self.position_RQ[:, None, :, None].expand(-1, key_RHQK.shape[1], -1, 1)
+        self.key_RHTK.scatter_(2, position_RHQ1.expand_as(key_RHQK), key_RHQK)
+        self.value_RHTU.scatter_(2, position_RHQ1.expand_as(value_RHQU), value_RHQU)
         return self.key_RHTK, self.value_RHTU
 
 
 @dataclass(frozen=True)
 class DecoderState:
-    """What `step` needs of the past: memory held per sentence, keys and values per row, a length for each row."""
+    """The state of decoding between two steps: the memory of each sentence, and the cache of each row.
+
+    >>> import torch
+    >>> from transduce import Transformer, tiny
+    >>> config = tiny().model
+    >>> model = Transformer(config).eval()
+    >>> state = model.start(torch.tensor([[5, 6, config.eos_id]]))  # one sentence, one row
+    >>> logits_RV, state = model.step(torch.tensor([config.bos_id]), state)
+    >>> state = state.select(torch.tensor([0, 0]))  # two hypotheses that share the memory of the sentence
+    >>> logits_RV, state = model.step(torch.tensor([7, 8]), state)
+    >>> state.n_sentences, state.n_rows, state.length_R.tolist()
+    (1, 2, [2, 2])
+    """
 
     memory_key_LBHSK: Tensor
     memory_value_LBHSU: Tensor
@@ -468,7 +527,7 @@ class DecoderState:
     value_LRHTU: Tensor
     length_R: Tensor
     longest: int
-    """No row is longer. Known without asking the device."""
+    """An upper bound of length_R, as a Python number: reading length_R would wait for the GPU."""
 
     @property
     def n_rows(self) -> int:
@@ -479,12 +538,13 @@ class DecoderState:
         return len(self.memory_visible_BS)
 
     def select(self, rows_R: Tensor, sentences_B: Tensor | None = None) -> DecoderState:
-        """The state whose row i continues row `rows_R[i]`.
+        """A state whose row i continues row `rows_R[i]` of this one.
 
-        Rows stay sentence by sentence, equally many for each: (0, 0, 1, 1) makes two rows of each of two. Without
-        `sentences_B` the sentences stay, their memory is not touched and the device is not waited for. With it, only
-        those stay, in that order, and cache and memory are cut to the longest row and source left: else, with
-        sentences that come and go, they would grow for ever.
+        Rows of a sentence stay adjacent, and every sentence keeps the same number of rows: `rows_R` = (0, 0, 1, 1)
+        gives two rows to each of two sentences. Without `sentences_B` all sentences stay, their memory is not copied,
+        and the CPU does not wait for the GPU. With `sentences_B` only these sentences stay, in this order, and the
+        cache and the memory are cut to the longest remaining row and source. Otherwise they would grow without bound
+        while sentences join and leave.
         """
         length_R = self.length_R[rows_R]
         if sentences_B is None:
@@ -494,52 +554,54 @@ class DecoderState:
             return replace(self, key_LRHTK=key_LRHTK, value_LRHTU=value_LRHTU, length_R=length_R)
         assert len(rows_R) * self.n_sentences == self.n_rows * len(sentences_B), "sentences differ in number of rows"
         longest = int(length_R.max()) if len(length_R) else 0
-        room = _room_for(longest)
+        capacity = _capacity_for(longest)
         visible_BS = self.memory_visible_BS[sentences_B]
         n_source = int(visible_BS.sum(1).max()) if len(sentences_B) else 0
         return DecoderState(
             memory_key_LBHSK=self.memory_key_LBHSK[:, :, :, :n_source].index_select(1, sentences_B),
             memory_value_LBHSU=self.memory_value_LBHSU[:, :, :, :n_source].index_select(1, sentences_B),
             memory_visible_BS=visible_BS[:, :n_source],
-            key_LRHTK=self.key_LRHTK[:, :, :, :room].index_select(1, rows_R),
-            value_LRHTU=self.value_LRHTU[:, :, :, :room].index_select(1, rows_R),
+            key_LRHTK=self.key_LRHTK[:, :, :, :capacity].index_select(1, rows_R),
+            value_LRHTU=self.value_LRHTU[:, :, :, :capacity].index_select(1, rows_R),
             length_R=length_R,
             longest=longest,
         )
 
     def join(self, other: DecoderState) -> DecoderState:
-        """Both, this one's sentences and rows first. A longer source or a longer past widens the other's."""
+        """The sentences and rows of both states, this one's first. The narrower memory and cache are padded."""
         assert self.n_rows * other.n_sentences == other.n_rows * self.n_sentences, "sentences differ in number of rows"
         n_source = max(self.memory_visible_BS.shape[1], other.memory_visible_BS.shape[1])
-        n_past = max(self.key_LRHTK.shape[3], other.key_LRHTK.shape[3])
+        capacity = max(self.key_LRHTK.shape[3], other.key_LRHTK.shape[3])
 
-        def both(a: Tensor, b: Tensor, n: int) -> Tensor:
-            return torch.cat([_widen(a, 3, n), _widen(b, 3, n)], dim=1)
+        def joined(a: Tensor, b: Tensor, n: int) -> Tensor:
+            return torch.cat([_pad_to(a, 3, n), _pad_to(b, 3, n)], dim=1)
 
         return DecoderState(
-            memory_key_LBHSK=both(self.memory_key_LBHSK, other.memory_key_LBHSK, n_source),
-            memory_value_LBHSU=both(self.memory_value_LBHSU, other.memory_value_LBHSU, n_source),
+            memory_key_LBHSK=joined(self.memory_key_LBHSK, other.memory_key_LBHSK, n_source),
+            memory_value_LBHSU=joined(self.memory_value_LBHSU, other.memory_value_LBHSU, n_source),
             memory_visible_BS=torch.cat(
-                [_widen(self.memory_visible_BS, 1, n_source), _widen(other.memory_visible_BS, 1, n_source)]
+                [_pad_to(self.memory_visible_BS, 1, n_source), _pad_to(other.memory_visible_BS, 1, n_source)]
             ),
-            key_LRHTK=both(self.key_LRHTK, other.key_LRHTK, n_past),
-            value_LRHTU=both(self.value_LRHTU, other.value_LRHTU, n_past),
+            key_LRHTK=joined(self.key_LRHTK, other.key_LRHTK, capacity),
+            value_LRHTU=joined(self.value_LRHTU, other.value_LRHTU, capacity),
             length_R=torch.cat([self.length_R, other.length_R]),
             longest=max(self.longest, other.longest),
         )
 
-    def with_room_for(self, n: int) -> DecoderState:
+    def with_capacity(self, n: int) -> DecoderState:
+        """A state whose cache has space for at least n tokens in each row."""
         if n <= self.key_LRHTK.shape[3]:
             return self
-        room = _room_for(n)
-        return replace(self, key_LRHTK=_widen(self.key_LRHTK, 3, room), value_LRHTU=_widen(self.value_LRHTU, 3, room))
+        capacity = _capacity_for(n)
+        key_LRHTK, value_LRHTU = _pad_to(self.key_LRHTK, 3, capacity), _pad_to(self.value_LRHTU, 3, capacity)
+        return replace(self, key_LRHTK=key_LRHTK, value_LRHTU=value_LRHTU)
 
 
-def _room_for(n: int) -> int:
-    """A power of two, so that shapes are few and copies rare."""
+def _capacity_for(n: int) -> int:
+    """A power of two, so that the cache is copied rarely and has few different shapes."""
     return int(max(16, 2 ** math.ceil(math.log2(max(n, 1)))))
 
 
-def _widen(x: Tensor, axis: int, n: int) -> Tensor:
-    """Zeros, or False, at the end of `axis`, up to length n."""
+def _pad_to(x: Tensor, axis: int, n: int) -> Tensor:
+    """Add zeros (or False) at the end of `axis`, up to length n."""
     return F.pad(x, [0, 0] * (x.ndim - axis - 1) + [0, n - x.shape[axis]])

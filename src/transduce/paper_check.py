@@ -1,4 +1,4 @@
-"""What the paper says, setting by setting, and a verdict on a configuration."""
+"""The paper's settings and formulas, and a comparison of a configuration with them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SETTINGS: list[tuple[str, str, Any, Any]] = [
     ("5.3", "train.warmup_steps", 4000, 4000),
     ("5.3", "train.rate_factor", 1.0, 1.0),
     ("5.4", "model.dropout", 0.1, 0.3),
-    # 5.4 names the two places that dropout is applied to, and these are not among them.
+    # Section 5.4 applies dropout in two places, and these are not among them.
     ("5.4", "model.attention_dropout", 0.0, 0.0),
     ("5.4", "model.ffn_dropout", 0.0, 0.0),
     ("5.4", "train.label_smoothing", 0.1, 0.1),
@@ -71,34 +71,38 @@ class Row:
 
 
 def check_paper(config: RunConfig, size: Size) -> list[Row]:
-    """Each setting that the paper states, each formula in it measured on the code, then what it leaves open."""
-    settings = {f"{section}.{name}": value for section, of in asdict(config).items() for name, value in of.items()}
+    """One row for each setting and formula of the paper, and for each setting that the paper does not state.
+
+    The values of formulas are measured on the code.
+    """
+    settings = {
+        f"{section}.{name}": value for section, values in asdict(config).items() for name, value in values.items()
+    }
     rows = []
-    for section, name, of_base, of_big in SETTINGS:
-        paper, ours = (of_big if size == "big" else of_base), settings.pop(name)
+    for section, name, base_value, big_value in SETTINGS:
+        paper, ours = (big_value if size == "big" else base_value), settings.pop(name)
         rows.append(Row(section, name, paper, ours, "same" if ours == paper else "differs"))
     for section, name, formula, expected, measured in _formulas(config):
-        same = math.isclose(expected, measured, rel_tol=1e-4)
-        verdict: Verdict = "same" if same else "differs"
+        verdict: Verdict = "same" if math.isclose(expected, measured, rel_tol=1e-4) else "differs"
         rows.append(Row(section, f"{name}: {formula}", _short(expected), _short(measured), verdict))
     rows.sort(key=lambda row: row.section)
     return rows + [Row("-", name, "-", ours, "not stated") for name, ours in settings.items()]
 
 
 def count_parameters(config: RunConfig) -> int:
-    """Every trained number once: a tied matrix counts one time, sinusoids are not trained."""
+    """The number of trained parameters. A tied matrix counts once; sinusoids are not trained and do not count."""
     with torch.device("meta"):
         return sum(p.numel() for p in Transformer(config.model).parameters())
 
 
 def parameter_counts() -> Iterator[tuple[str, float | None, int]]:
-    """(size, what the paper prints, ours). Not judged: the paper gives its vocabulary only as "about 37000"."""
+    """(size, the paper's count, ours). There is no verdict, since the paper's vocabulary has "about 37000" entries."""
     yield "base", STATED_PARAMETERS["base"], count_parameters(base())
     yield "big", STATED_PARAMETERS["big"], count_parameters(big())
 
 
 def _formulas(config: RunConfig) -> Iterator[tuple[str, str, str, float, float]]:
-    """(section, name, formula, its value, what the code gives): for what no setting can change."""
+    """(section, name, formula, its value, the value measured on the code) for constants that are not settings."""
     model, warmup = config.model, config.train.warmup_steps
     yield "3.2.1", "attention scale", "1 / sqrt(d_k)", model.d_k**-0.5, _attention_scale(model.d_k)
     yield "3.4", "embedding scale", "sqrt(d_model)", model.d_model**0.5, _embedding_scale(config)
@@ -111,21 +115,21 @@ def _formulas(config: RunConfig) -> Iterator[tuple[str, str, str, float, float]]
 
 
 def _attention_scale(d_k: int) -> float:
-    """Two keys whose products with the query differ by one: the log of the ratio of their weights is the scale."""
+    """Measure the scale as the log of the ratio of two weights, for keys whose products with the query differ by 1."""
     query_BHQK, key_BHMK = torch.zeros(1, 1, 1, d_k), torch.zeros(1, 1, 2, d_k)
     query_BHQK[..., 0] = 1
     key_BHMK[0, 0, 0, 0] = 1
-    value_BHMU = torch.eye(2)[None, None]
-    _, weight = attend(query_BHQK, key_BHMK, value_BHMU, Visible(), 0.0)
-    fast = attend_fast(query_BHQK, key_BHMK, value_BHMU, Visible(), 0.0)
-    scales = [float((w[0, 0, 0, 0] / w[0, 0, 0, 1]).log()) for w in (weight, fast)]
-    return max(scales, key=lambda scale: abs(scale - d_k**-0.5))  # the one further off speaks for both
+    value_BHMU = torch.eye(2)[None, None]  # the identity, so that the output equals the weights
+    _, weight_BHQM = attend(query_BHQK, key_BHMK, value_BHMU, Visible(), 0.0)
+    fast_weight_BHQM = attend_fast(query_BHQK, key_BHMK, value_BHMU, Visible(), 0.0)
+    scales = [float((weight[0, 0, 0, 0] / weight[0, 0, 0, 1]).log()) for weight in (weight_BHQM, fast_weight_BHQM)]
+    return max(scales, key=lambda scale: abs(scale - d_k**-0.5))  # the less accurate of the two
 
 
 def _embedding_scale(config: RunConfig) -> float:
-    """The factor on a row of ones, with the positions taken off by a row of zeros."""
-    few = with_model(config, source_vocab_size=4, target_vocab_size=4, pad_id=0, bos_id=0, eos_id=1).model
-    embedding = Embedding(replace(few, dropout=0.0))
+    """Measure the factor on a row of ones. Subtracting a row of zeros removes the positions."""
+    model = with_model(config, source_vocab_size=4, target_vocab_size=4, pad_id=0, bos_id=0, eos_id=1).model
+    embedding = Embedding(replace(model, dropout=0.0))
     with torch.no_grad():
         for parameter in embedding.parameters():
             parameter.zero_()

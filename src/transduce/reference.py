@@ -1,8 +1,8 @@
-"""The paper in NumPy, in the paper's order: written to be read beside it, and to hold the fast model to it.
+"""The paper in NumPy, in the order of its sections. Read it beside the paper; tests compare `model.py` with it.
 
-Nothing here is fast or trains. The weights are one flat dictionary, as the model folder stores them:
-`encoder.0.self_attention.W_Q`, `decoder.2.feed_forward.b_1`, `source_embedding`. Tied matrices stand there once,
-under the first of their names. All matrices stand as in the paper, x W.
+It is not fast, and it cannot train. The weights are one flat dictionary, as in a model folder, with names such as
+`encoder.0.self_attention.W_Q`, `decoder.2.feed_forward.b_1` and `source_embedding`. Tied matrices occur once, under
+the first of their names. All matrices multiply from the right, x W, as in the paper.
 """
 
 # Axes: B batch, S source positions, T target positions, V vocabulary, D = d_model, I = d_model / 2, L layers.
@@ -25,15 +25,16 @@ Weights = Mapping[str, Array]
 
 
 class Output(NamedTuple):
+    """Logits, and the attention weights of all layers."""
+
     logits_BTV: Array
     encoder_LBHSS: Array
     decoder_LBHTT: Array
     memory_LBHTS: Array
-    """Attention weights of the three kinds, layer by layer."""
 
 
 def transformer(weights: Weights, config: ModelConfig, source_BS: Array, target_in_BT: Array) -> Output:
-    """Figure 1: logits of the token that follows each position of target_in."""
+    """Figure 1: logits of the token that follows each position of `target_in_BT`."""
     memory_BSD, encoder_LBHSS = encode(weights, config, source_BS)
     x_BTD, decoder_LBHTT, memory_LBHTS = decode(weights, config, target_in_BT, memory_BSD, source_BS)
     return Output(output_logits(weights, x_BTD), encoder_LBHSS, decoder_LBHTT, memory_LBHTS)
@@ -43,14 +44,15 @@ def transformer(weights: Weights, config: ModelConfig, source_BS: Array, target_
 
 
 def encode(weights: Weights, config: ModelConfig, source_BS: Array) -> tuple[Array, Array]:
+    """The memory (the output of the encoder), and the attention weights. Layers have two sub-layers."""
     x_BSD = embed(weights, config, source_BS, "source")
-    token_B1S = not_padding(source_BS, config.pad_id)[:, None, :]
-    visible_BSS = token_B1S & near(source_BS.shape[1], config.attention_window)
+    is_token_B1S = not_padding(source_BS, config.pad_id)[:, None, :]
+    visible_BSS = is_token_B1S & in_window(source_BS.shape[1], config.attention_window)
     weight_LBHSS = []
     for i in range(config.n_encoder_layers):
-        layer = under(weights, f"encoder.{i}")
-        read_BSD = before(layer, config, "self_attention", x_BSD)
-        attended_BSD, weight_BHSS = multi_head(layer, "self_attention", config, read_BSD, read_BSD, visible_BSS)
+        layer = weights_under(weights, f"encoder.{i}")
+        input_BSD = before(layer, config, "self_attention", x_BSD)
+        attended_BSD, weight_BHSS = multi_head(layer, "self_attention", config, input_BSD, input_BSD, visible_BSS)
         x_BSD = after(layer, config, "self_attention", x_BSD, attended_BSD)
         x_BSD = feed_forward_sub_layer(layer, config, x_BSD)
         weight_LBHSS.append(weight_BHSS)
@@ -60,22 +62,23 @@ def encode(weights: Weights, config: ModelConfig, source_BS: Array) -> tuple[Arr
 def decode(
     weights: Weights, config: ModelConfig, target_in_BT: Array, memory_BSD: Array, source_BS: Array
 ) -> tuple[Array, Array, Array]:
+    """The output of the decoder, and the attention weights of both kinds. Layers have three sub-layers."""
     x_BTD = embed(weights, config, target_in_BT, "target")
     n = target_in_BT.shape[1]
-    # Padding stands to the right of every token, so looking ahead is all that must be forbidden here.
-    visible_BTT = np.broadcast_to(not_ahead(n) & near(n, config.attention_window), (len(x_BTD), n, n))
+    # Padding is to the right of every token, so a token that does not look ahead does not see padding either.
+    visible_BTT = np.broadcast_to(not_ahead(n) & in_window(n, config.attention_window), (len(x_BTD), n, n))
     memory_visible_BTS = np.broadcast_to(
         not_padding(source_BS, config.pad_id)[:, None, :], (len(x_BTD), n, source_BS.shape[1])
     )
     self_LBHTT, memory_LBHTS = [], []
     for i in range(config.n_decoder_layers):
-        layer = under(weights, f"decoder.{i}")
-        read_BTD = before(layer, config, "self_attention", x_BTD)
-        attended_BTD, self_BHTT = multi_head(layer, "self_attention", config, read_BTD, read_BTD, visible_BTT)
+        layer = weights_under(weights, f"decoder.{i}")
+        input_BTD = before(layer, config, "self_attention", x_BTD)
+        attended_BTD, self_BHTT = multi_head(layer, "self_attention", config, input_BTD, input_BTD, visible_BTT)
         x_BTD = after(layer, config, "self_attention", x_BTD, attended_BTD)
-        read_BTD = before(layer, config, "memory_attention", x_BTD)
+        input_BTD = before(layer, config, "memory_attention", x_BTD)
         attended_BTD, memory_BHTS = multi_head(
-            layer, "memory_attention", config, read_BTD, memory_BSD, memory_visible_BTS
+            layer, "memory_attention", config, input_BTD, memory_BSD, memory_visible_BTS
         )
         x_BTD = after(layer, config, "memory_attention", x_BTD, attended_BTD)
         x_BTD = feed_forward_sub_layer(layer, config, x_BTD)
@@ -85,25 +88,26 @@ def decode(
 
 
 def before(layer: Weights, config: ModelConfig, sub_layer: str, x: Array) -> Array:
-    """What a sub-layer reads: x itself. Not in the paper: LayerNorm(x) under pre-norm."""
+    """The input of a sub-layer: x itself. Not in the paper: LayerNorm(x) with pre-norm."""
     return x if config.norm == "post" else layer_norm(layer, f"{sub_layer}_norm", config.norm_eps, x)
 
 
 def after(layer: Weights, config: ModelConfig, sub_layer: str, x: Array, sub_layer_x: Array) -> Array:
-    """LayerNorm(x + Sublayer(x)). Not in the paper: x + Sublayer(LayerNorm(x)) under pre-norm."""
+    """LayerNorm(x + Sublayer(x)). Not in the paper: x + Sublayer(LayerNorm(x)) with pre-norm."""
     x = x + sub_layer_x
     return layer_norm(layer, f"{sub_layer}_norm", config.norm_eps, x) if config.norm == "post" else x
 
 
 def layer_norm(layer: Weights, name: str, eps: float, x: Array) -> Array:
+    """Layer normalisation: mean 0 and variance 1 over the last axis, then a learned gain and bias."""
     mean = x.mean(-1, keepdims=True)
     variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    normed: Array = (x - mean) / np.sqrt(variance + eps) * layer[f"{name}.gain"] + layer[f"{name}.bias"]
-    return normed
+    normalised: Array = (x - mean) / np.sqrt(variance + eps) * layer[f"{name}.gain"] + layer[f"{name}.bias"]
+    return normalised
 
 
 def final_norm(weights: Weights, config: ModelConfig, stack: str, x: Array) -> Array:
-    """Not in the paper: under pre-norm nothing else would normalise the sum of all residuals."""
+    """Not in the paper: with pre-norm, nothing else normalises the sum of all residual connections."""
     return x if config.norm == "post" else layer_norm(weights, f"{stack}_norm", config.norm_eps, x)
 
 
@@ -111,29 +115,31 @@ def final_norm(weights: Weights, config: ModelConfig, stack: str, x: Array) -> A
 
 
 def softmax(x: Array) -> Array:
-    """Over the last axis. The largest is taken off first, so that no exponential overflows."""
+    """Softmax over the last axis. The maximum is subtracted first, so that no exponential overflows."""
     e: Array = np.exp(x - x.max(-1, keepdims=True))
     e /= e.sum(-1, keepdims=True)
     return e
 
 
 def log_sum_exp(x: Array) -> Array:
+    """log(sum(exp(x))) over the last axis, without overflow."""
     largest = x.max(-1)
     log_sum: Array = largest + np.log(np.exp(x - largest[..., None]).sum(-1))
     return log_sum
 
 
 def attend(query_BHQK: Array, key_BHMK: Array, value_BHMU: Array, visible_BQM: Array) -> tuple[Array, Array]:
-    """Equation 1. Returns the weights too, so that drawing attention needs nothing else."""
+    """Equation 1: softmax(Q K^T / sqrt(d_k)) V. Also returns the attention weights."""
     d_k = query_BHQK.shape[-1]
     score_BHQM = query_BHQK @ key_BHMK.swapaxes(-1, -2) / math.sqrt(d_k)
     visible_B1QM = visible_BQM[:, None]
     score_BHQM = np.where(visible_B1QM, score_BHQM, np.finfo(score_BHQM.dtype).min)
-    weight_BHQM = softmax(score_BHQM) * visible_B1QM  # a row that sees nothing gives zeros, not NaN
+    weight_BHQM = softmax(score_BHQM) * visible_B1QM  # a query that sees no position gives zeros, not NaN
     return weight_BHQM @ value_BHMU, weight_BHQM
 
 
-# Visibility: True = may look. Section 3.2.3 forbids looking ahead; padding is ours, and section 4 has the window.
+# Visibility: True means that the query may see the position. Section 3.2.3 forbids looking ahead, and section 4 has the
+# window. The paper does not mention padding, which batches need.
 
 
 def not_padding(ids_BM: Array, pad_id: int) -> Array:
@@ -141,12 +147,12 @@ def not_padding(ids_BM: Array, pad_id: int) -> Array:
 
 
 def not_ahead(n: int) -> Array:
-    """Position q sees itself and what stands before it."""
+    """Position q sees itself and the positions before it."""
     return np.tri(n, dtype=bool)
 
 
-def near(n: int, window: int | None) -> Array:
-    """The neighbourhood of size r around each position."""
+def in_window(n: int, window: int | None) -> Array:
+    """The neighbourhood of size r = `window` around each position; everything if it is None."""
     position = np.arange(n)
     distance = np.abs(position[:, None] - position)
     return np.ones((n, n), dtype=bool) if window is None else 2 * distance <= window
@@ -159,7 +165,7 @@ def multi_head(
     layer: Weights, name: str, config: ModelConfig, x_BQD: Array, memory_BMD: Array, visible_BQM: Array
 ) -> tuple[Array, Array]:
     """Concat(head_1, ..., head_h) W_O where head_i = Attention(x W_i^Q, memory W_i^K, memory W_i^V)."""
-    weights = under(layer, name)
+    weights = weights_under(layer, name)
     query_BHQK = split_heads(linear(weights, "Q", x_BQD), config.n_heads)
     key_BHMK = split_heads(linear(weights, "K", memory_BMD), config.n_heads)
     value_BHMU = split_heads(linear(weights, "V", memory_BMD), config.n_heads)
@@ -180,8 +186,8 @@ def linear(weights: Weights, name: str, x: Array) -> Array:
 
 
 def feed_forward_sub_layer(layer: Weights, config: ModelConfig, x: Array) -> Array:
-    read = before(layer, config, "feed_forward", x)
-    return after(layer, config, "feed_forward", x, feed_forward(under(layer, "feed_forward"), config, read))
+    sub_layer_x = feed_forward(weights_under(layer, "feed_forward"), config, before(layer, config, "feed_forward", x))
+    return after(layer, config, "feed_forward", x, sub_layer_x)
 
 
 def feed_forward(weights: Weights, config: ModelConfig, x_BTD: Array) -> Array:
@@ -194,14 +200,14 @@ def relu(x: Array) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    """Not in the paper; models of others have it."""
+    """Not in the paper, but common in other Transformers."""
     activated: Array = x * (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))) / 2
     return activated
 
 
 def swish(x: Array) -> Array:
-    """Not in the paper; models of others have it."""
-    activated: Array = x * (1 + np.tanh(x / 2)) / 2  # x / (1 + exp(-x)), which would overflow far below zero
+    """Not in the paper, but used by Marian models."""
+    activated: Array = x * (1 + np.tanh(x / 2)) / 2  # equals x / (1 + exp(-x)), which overflows for large negative x
     return activated
 
 
@@ -212,7 +218,7 @@ ACTIVATIONS = {"relu": relu, "gelu": gelu, "swish": swish}
 
 
 def embed(weights: Weights, config: ModelConfig, ids_BT: Array, side: Literal["source", "target"]) -> Array:
-    """Embeddings times sqrt(d_model), plus positions (3.5)."""
+    """Embeddings times sqrt(d_model), plus the positional encoding of 3.5."""
     table_VD = weights.get(f"{side}_embedding", weights["source_embedding"])
     n = ids_BT.shape[1]
     if config.positions == "learned":
@@ -224,7 +230,7 @@ def embed(weights: Weights, config: ModelConfig, ids_BT: Array, side: Literal["s
 
 
 def output_logits(weights: Weights, x_BTD: Array) -> Array:
-    """The pre-softmax linear transformation: the matrix of the embedding where they are tied."""
+    """The linear transformation before the softmax. If it is tied, its matrix is that of the embedding."""
     table_VD = weights.get("output_projection", weights.get("target_embedding", weights["source_embedding"]))
     return x_BTD @ table_VD.T + weights.get("output_bias", 0)
 
@@ -233,7 +239,7 @@ def output_logits(weights: Weights, x_BTD: Array) -> Array:
 
 
 def sinusoid(position_T: Array, d_model: int) -> Array:
-    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same."""
+    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)) and PE(pos, 2i + 1) = cos(pos / 10000^(2i / d_model))."""
     angle_TI = position_T[:, None] / 10000 ** (np.arange(0, d_model, 2) / d_model)
     return np.stack([np.sin(angle_TI), np.cos(angle_TI)], axis=-1).reshape(len(position_T), d_model)
 
@@ -242,7 +248,7 @@ def sinusoid(position_T: Array, d_model: int) -> Array:
 
 
 def learning_rate(step: int, d_model: int, warmup_steps: int) -> float:
-    """Equation 3; the first step is 1."""
+    """Equation 3. Steps are counted from 1."""
     return float(d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
 
 
@@ -252,11 +258,11 @@ def learning_rate(step: int, d_model: int, warmup_steps: int) -> float:
 def smoothed_targets(
     target_BT: Array, vocab_size: int, label_smoothing: float, over: Literal["vocabulary", "other words"] = "vocabulary"
 ) -> Array:
-    """The distribution that training aims at.
+    """Label smoothing: the distribution that training compares the model's probabilities with.
 
     "vocabulary" mixes in the uniform distribution over all V entries, as in the article that the paper cites.
-    Not in the paper: "other words", of much teaching code, keeps 1 - eps for the target and gives eps / (V - 2)
-    to each other entry but padding (id 0).
+    Not in the paper: "other words", as in much teaching code, keeps 1 - eps for the target and gives eps / (V - 2)
+    to every other entry except padding (id 0).
     """
     one_hot_BTV = np.zeros((*target_BT.shape, vocab_size))
     np.put_along_axis(one_hot_BTV, target_BT[..., None], 1, axis=-1)
@@ -268,32 +274,32 @@ def smoothed_targets(
 
 
 def loss(logits_BTV: Array, target_out_BT: Array, label_smoothing: float, pad_id: int) -> tuple[float, int]:
-    """Cross-entropy with smoothed targets, summed over the tokens, and their number."""
+    """The cross-entropy with smoothed targets, summed over all tokens, and the number of tokens."""
     log_prob_BTV = logits_BTV - log_sum_exp(logits_BTV)[..., None]
     target_BTV = smoothed_targets(target_out_BT, logits_BTV.shape[-1], label_smoothing)
-    token_BT = not_padding(target_out_BT, pad_id)
-    return float(-((target_BTV * log_prob_BTV).sum(-1) * token_BT).sum()), int(token_BT.sum())
+    is_token_BT = not_padding(target_out_BT, pad_id)
+    return float(-((target_BTV * log_prob_BTV).sum(-1) * is_token_BT).sum()), int(is_token_BT.sum())
 
 
-# Greedy search: the most probable next token, again and again.
+# Greedy search: each step takes the most probable next token. The paper uses beam search, which is in `search`.
 
 
 def greedy(weights: Weights, config: ModelConfig, source_BS: Array, max_extra_tokens: int) -> list[list[int]]:
-    """Translations without their end marks. Each token costs a whole pass: there is no cache to be wrong about."""
+    """Translations without end marks. Each token needs a complete pass of the decoder, because there is no cache."""
     memory_BSD, _ = encode(weights, config, source_BS)
     limit_B = not_padding(source_BS, config.pad_id).sum(1) + max_extra_tokens
     target_BT = np.full((len(source_BS), 1), config.bos_id)
-    live_B = limit_B > 0
-    while live_B.any():
+    is_running_B = limit_B > 0
+    while is_running_B.any():
         x_BTD, _, _ = decode(weights, config, target_BT, memory_BSD, source_BS)
         next_B = output_logits(weights, x_BTD)[:, -1].argmax(-1)
         target_BT = np.concatenate([target_BT, next_B[:, None]], axis=1)
-        live_B = live_B & (next_B != config.eos_id) & (target_BT.shape[1] - 1 < limit_B)
+        is_running_B = is_running_B & (next_B != config.eos_id) & (target_BT.shape[1] - 1 < limit_B)
     return [trim(row, config, int(limit)) for row, limit in zip(target_BT[:, 1:], limit_B, strict=True)]
 
 
 def trim(row_T: Array, config: ModelConfig, limit: int) -> list[int]:
-    """What stands before the end mark, or before the limit where the end never came."""
+    """The tokens before the end mark, or the first `limit` tokens if there is no end mark among them."""
     ids = [int(i) for i in row_T[:limit]]
     return ids[: ids.index(config.eos_id)] if config.eos_id in ids else ids
 
@@ -302,13 +308,13 @@ def trim(row_T: Array, config: ModelConfig, limit: int) -> list[int]:
 
 
 def load_weights(path: str | Path) -> dict[str, Array]:
-    """The weights file of a model folder."""
+    """Read the weights file of a model folder."""
     from safetensors.numpy import load_file
 
     return load_file(path)
 
 
-def under(weights: Weights, prefix: str) -> dict[str, Array]:
-    """The weights whose names begin with `prefix.`, without it."""
-    start = f"{prefix}."
-    return {name.removeprefix(start): array for name, array in weights.items() if name.startswith(start)}
+def weights_under(weights: Weights, path: str) -> dict[str, Array]:
+    """The weights of one layer or sub-layer: names that start with `path.`, which is removed."""
+    prefix = f"{path}."
+    return {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}

@@ -1,7 +1,7 @@
-"""What the process runs on: the device, threads, the allocator, the cache folder, the processor.
+"""The environment of the process: device, threads, memory allocator, cache folder, processor.
 
-`configure` is the one function here that changes the process. The command line, the server and the trainer call it;
-no constructor does. PyTorch is imported inside functions, so that a worker process that reads text need not load it.
+`configure` changes settings of the whole process. The command line, the server and the trainer call it; no constructor
+does. PyTorch is imported inside functions, so that a worker process that only reads text does not load it.
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ from pathlib import Path
 from transduce.errors import ConfigError
 
 MALLOPT = {-1: 2**31 - 1, -2: 64 * 2**20, -3: 2**30}
-"""M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD, numbered as in malloc.h."""
+"""Values of M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD, by their numbers in malloc.h."""
 
 
 def configure(device: str, n_threads: int | None = None) -> None:
-    """Prepares this process for passes of a model on `device`. May be called again."""
+    """Prepare this process to run a model on `device`. May be called more than once."""
     import torch
 
     if n_threads is not None:
         torch.set_num_threads(n_threads)
     if torch.device(device).type == "cuda":
-        # cuDNN's attention takes most of a second to plan each new shape, and there are hundreds of shapes.
+        # cuDNN's attention needs most of a second to plan each new shape, and there are hundreds of shapes.
         torch.backends.cuda.enable_cudnn_sdp(False)
     else:
         keep_memory()
 
 
 def check_device(device: str | None) -> None:
+    """Refuse a --device that does not exist on this machine."""
     import torch
 
     if device not in (None, "cpu", "cuda"):
         raise ConfigError(f"--device is {device!r}, must be cpu or cuda: leave it out to use a GPU if there is one")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device is cuda, but PyTorch finds no GPU: leave --device out")
+        raise ConfigError("--device is cuda, but PyTorch finds no GPU: leave it out to use the CPU")
 
 
 def default_device() -> str:
-    """A GPU if there is one."""
+    """The GPU if there is one, else the CPU."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -51,7 +52,7 @@ def default_device() -> str:
 
 
 def n_cores() -> int:
-    """How many this process may use."""
+    """The number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -64,7 +65,10 @@ def processor_name() -> str:
 
 
 def processor_features() -> str:
-    """The instruction sets, as the system lists them: several machines may share one home directory."""
+    """The instruction sets of the processor, as the system lists them.
+
+    They are part of the key of compiled libraries, because different machines may share a home directory.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -73,7 +77,7 @@ def processor_features() -> str:
 
 
 def cache_folder() -> Path:
-    """For what can be made again: compiled libraries and measured speeds. It need not exist."""
+    """The folder for files that can be created again: compiled libraries and measured speeds. It may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transduce"
 
 
@@ -81,18 +85,18 @@ def cache_folder() -> Path:
 
 
 def keep_memory() -> None:
-    """Makes the C library keep freed memory for later allocations, where it can be told to.
+    """Make glibc keep freed memory for later allocations. This has no effect with another C library.
 
-    Otherwise each large tensor is returned to the system and requested again, and the system clears every page first.
-    Peak memory is the same.
+    By default glibc returns each large tensor to the system and requests new memory, of which the system clears every
+    page first. Peak memory is the same.
     """
-    with contextlib.suppress(OSError, AttributeError):  # only glibc has mallopt
+    with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         for setting, value in MALLOPT.items():
             mallopt(setting, value)
 
 
 def release_memory() -> None:
-    """Returns to the system what `keep_memory` keeps and nothing uses: for a process that runs for a long time."""
+    """Return the unused memory that glibc keeps to the system. For processes that run for a long time."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Each rule drops what it names, under its name, and keeps what people write."""
+"""Each cleaning rule drops bad pairs, is counted under its name, and keeps ordinary text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transduce import DataConfig, DataError
 from transduce.data.cleaning import (
     CHUNK,
-    Seen,
+    HashSet,
     Tally,
     clean,
     in_wrong_script,
@@ -35,7 +35,7 @@ GOOD = [
     ("Wie geht's, José?", "How are you, José?"),
     ("3 Äpfel", "3 apples"),
 ]
-PLANTED: dict[str, Sequence[tuple[str, str] | tuple[bytes, bytes]]] = {
+BAD: dict[str, Sequence[tuple[str, str] | tuple[bytes, bytes]]] = {
     "not valid UTF-8": [(b"\xff\xfe", b"fine"), (b"gut", b"\xed\xa0\x80"), (b"gut", b"\xc3")],
     "control characters": [
         ("a\x00b", "a b"),
@@ -66,19 +66,19 @@ def cleaned(
     return [(source.decode(), target.decode()) for part in parts for source, target in part.pairs]
 
 
-def test_planted_pairs_are_dropped_and_counted_under_their_rule() -> None:
-    pairs = [raw(pair) for pair in GOOD] + [raw(pair) for planted in PLANTED.values() for pair in planted]
+def test_bad_pairs_are_dropped_and_counted_under_their_rule() -> None:
+    pairs = [raw(pair) for pair in GOOD] + [raw(pair) for bad in BAD.values() for pair in bad]
     tally = Tally()
     assert cleaned(pairs, DataConfig(), tally) == GOOD
     assert tally.n_read == len(pairs)
-    assert tally.dropped == {name: len(planted) for name, planted in PLANTED.items()}
+    assert tally.dropped == {name: len(bad) for name, bad in BAD.items()}
     line = len(GOOD) + 1
-    for name, planted in PLANTED.items():  # the first of each is shown, with its line
-        source, target = raw(planted[0])
+    for name, bad in BAD.items():  # the first pair of each rule is reported, with its line
+        source, target = raw(bad[0])
         assert tally.examples[name].line == line
         assert tally.examples[name].source == source[:200].decode(errors="backslashreplace")
         assert tally.examples[name].target == target[:200].decode(errors="backslashreplace")
-        line += len(planted)
+        line += len(bad)
 
 
 @pytest.mark.parametrize(
@@ -104,24 +104,24 @@ def test_planted_pairs_are_dropped_and_counted_under_their_rule() -> None:
         ("en", "GPU für мы and more"),
     ],
 )
-def test_languages_in_their_own_script_pass(language: str, text: str) -> None:
+def test_text_in_a_script_of_the_language_passes(language: str, text: str) -> None:
     assert not in_wrong_script(text, language)
 
 
 @pytest.mark.parametrize(
     ("language", "text"), [("de", "привет"), ("ru", "hello"), ("zh", "hello"), ("ja", "한국어"), ("EN", "中文")]
 )
-def test_languages_in_another_script_do_not(language: str, text: str) -> None:
+def test_text_in_another_script_is_detected(language: str, text: str) -> None:
     assert in_wrong_script(text, language)
 
 
-def test_marks_count_as_letters() -> None:
+def test_combining_marks_count_as_letters() -> None:
     assert letter_share("नमस्ते") == 1
     assert letter_share("a 1") == 0.5
     assert letter_share("") == 0
 
 
-def test_settings_reach_the_rules() -> None:
+def test_rules_use_the_configuration() -> None:
     def kept(pair: tuple[str, str], config: DataConfig) -> bool:
         return bool(cleaned([raw(pair)], config, Tally()))
 
@@ -132,17 +132,17 @@ def test_settings_reach_the_rules() -> None:
     assert not kept(("Ja.", "Yes, I will come to you."), DataConfig(max_length_ratio=1.0))
 
 
-def test_duplicates_are_found_across_chunks_and_the_first_is_kept() -> None:
+def test_the_first_of_duplicates_is_kept_also_across_chunks() -> None:
     pairs = [(f"Wort {i % (CHUNK + 7)}", f"word {i % (CHUNK + 7)}") for i in range(3 * CHUNK)]
     tally = Tally()
-    found = cleaned(map(raw, pairs), DataConfig(min_letter_share=0.0), tally)
-    assert found == list(dict.fromkeys(pairs))
-    assert tally.dropped == {"duplicate pair": len(pairs) - len(found)}
+    kept = cleaned(map(raw, pairs), DataConfig(min_letter_share=0.0), tally)
+    assert kept == list(dict.fromkeys(pairs))
+    assert tally.dropped == {"duplicate pair": len(pairs) - len(kept)}
     assert tally.examples["duplicate pair"] == (CHUNK + 8, "Wort 0", "word 0")
-    assert len(found) < len(pairs)
+    assert len(kept) < len(pairs)
 
 
-def test_two_processes_clean_as_one_does() -> None:
+def test_two_processes_give_the_same_result_as_one() -> None:
     rng = random.Random(0)
 
     def text() -> bytes:
@@ -156,8 +156,8 @@ def test_two_processes_clean_as_one_does() -> None:
     assert len(one.dropped) >= 4
 
 
-def test_pairs_that_another_corpus_had_are_duplicates() -> None:
-    seen, tally = Seen(), Tally()
+def test_pairs_of_an_earlier_corpus_count_as_duplicates() -> None:
+    seen, tally = HashSet(), Tally()
     for _ in range(2):
         list(clean([raw(GOOD[0])], DataConfig(), ("de", "en"), tally, seen))
     assert (tally.n_read, tally.dropped) == (2, {"duplicate pair": 1})
@@ -165,30 +165,30 @@ def test_pairs_that_another_corpus_had_are_duplicates() -> None:
 
 @settings(max_examples=300)
 @given(st.text(min_size=1) | st.text("abcXYZ äß1 .-я", min_size=1), st.floats(0, 0.99))
-def test_shortcuts_for_plain_text_agree_with_the_rules(text: str, share: float) -> None:
+def test_fast_paths_agree_with_the_slow_rules(text: str, share: float) -> None:
     text = text.encode(errors="ignore").decode() or "."
     assert mostly_non_letters(text, share) == (letter_share(text) < share)
     for language in ("de", "ru", "sr", "ja", "xx"):
-        wanted = scripts_of(language)
-        assert in_wrong_script(text, language) == (bool(wanted) and share_of_other_scripts(text, wanted) > 0.5)
+        scripts = scripts_of(language)
+        assert in_wrong_script(text, language) == (bool(scripts) and share_of_other_scripts(text, scripts) > 0.5)
 
 
-def test_keeping_all_keeps_all_but_what_is_no_line_of_text() -> None:
+def test_keep_all_keeps_every_pair_and_refuses_invalid_lines() -> None:
     files = Path("a.de"), Path("a.en")
-    pairs = [raw(pair) for name, planted in PLANTED.items() for pair in planted if name != "not valid UTF-8"]
+    pairs = [raw(pair) for name, bad in BAD.items() for pair in bad if name != "not valid UTF-8"]
     pairs = [pair for pair in pairs if b"\n" not in pair[0]]
     tally = Tally()
     assert [pair for part in keep_all(pairs, files, tally) for pair in part.pairs] == pairs
     assert (tally.n_read, tally.dropped) == (len(pairs), {})
-    with pytest.raises(DataError, match=re.escape("a.en, line 3, byte 2: not valid UTF-8: mend it")):
+    with pytest.raises(DataError, match=re.escape("a.en, line 3, byte 2: not valid UTF-8: correct it")):
         list(keep_all([*pairs[:2], (b"gut", b"g\xff")], files, tally))
     with pytest.raises(DataError, match=re.escape("a.de, line 1: a line break inside a sentence")):
         list(keep_all([(b"zwei\nZeilen", b"two")], files, tally))
 
 
 @given(st.lists(st.lists(st.integers(0, 50) | st.integers(2**64 - 50, 2**64 - 1), max_size=30), max_size=20))
-def test_seen_is_a_set(chunks: list[list[int]]) -> None:
-    seen, known = Seen(), set[int]()
+def test_hash_set_equals_a_python_set(chunks: list[list[int]]) -> None:
+    seen, known = HashSet(), set[int]()
     for chunk in chunks:
         expected = []
         for number in chunk:
@@ -198,8 +198,8 @@ def test_seen_is_a_set(chunks: list[list[int]]) -> None:
     assert sorted(int(n) for run in seen.runs for n in run) == sorted(known)
 
 
-def test_seen_keeps_few_runs() -> None:
-    seen, rng = Seen(), random.Random(0)
+def test_hash_set_keeps_few_runs() -> None:
+    seen, rng = HashSet(), random.Random(0)
     for _ in range(300):
         seen.add(np.array([rng.getrandbits(64) for _ in range(100)], dtype=np.uint64))
     assert len(seen.runs) <= 16

@@ -1,4 +1,4 @@
-"""Files to pairs: no line is lost or shifted, and what cannot be read is refused with file, line and remedy."""
+"""Reading corpora loses and shifts no line, and refuses unreadable files with file, line and remedy."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ LINES = [
 
 @pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-@pytest.mark.parametrize("last", [True, False], ids=["ends with a line end", "does not"])
-def test_lines_end_at_line_feeds_and_nowhere_else(
-    tmp_path: Path, suffix: str, pack: object, end: bytes, last: bool
+@pytest.mark.parametrize("has_final_line_end", [True, False], ids=["final line end", "no final line end"])
+def test_only_line_feeds_end_lines(
+    tmp_path: Path, suffix: str, pack: object, end: bytes, has_final_line_end: bool
 ) -> None:
     assert callable(pack)
     file = tmp_path / f"text{suffix}"
-    file.write_bytes(pack(end.join(LINES) + (end if last else b"")))
+    file.write_bytes(pack(end.join(LINES) + (end if has_final_line_end else b"")))
     assert list(read_lines(file)) == LINES
 
 
 @settings(max_examples=200)
 @given(st.lists(st.binary().filter(lambda line: b"\n" not in line and not line.endswith(b"\r")), min_size=1))
-def test_any_bytes_stay_on_their_line(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
+def test_lines_of_arbitrary_bytes_round_trip(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
     lines = [b"first", *lines, b"last"]
     file = tmp_path_factory.mktemp("any") / "text"
     file.write_bytes(b"\n".join(lines))
     assert list(read_lines(file)) == lines
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_removed(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
     assert list(read_lines(tmp_path / "a")) == [b"one", b"\xef\xbb\xbftwo"]
 
 
-def test_pairs_must_be_pairs(tmp_path: Path) -> None:
+def test_files_of_unequal_length_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1\n2\n3\n")
     (tmp_path / "b").write_bytes(b"1\n2\n")
     pairs = read_pairs(tmp_path / "a", tmp_path / "b")
     assert [next(pairs), next(pairs)] == [(b"1", b"1"), (b"2", b"2")]
-    with pytest.raises(DataError, match=r"b ends after line 2, but .*a goes on: give files in which each line"):
+    with pytest.raises(DataError, match=r"b ends after line 2, but .*a is longer: each line needs its translation"):
         next(pairs)
-    with pytest.raises(DataError, match=r"b ends after line 2, but .*a goes on"):
+    with pytest.raises(DataError, match=r"b ends after line 2, but .*a is longer"):
         list(read_pairs(tmp_path / "b", tmp_path / "a"))
     assert list(read_pairs(tmp_path / "a", tmp_path / "a"))[-1] == (b"3", b"3")
 
 
-def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere cannot be read \(No such file or directory\): give a file"):
         list(read_lines(tmp_path / "nowhere"))
     with pytest.raises(DataError, match=r"cannot be read \(Is a directory\)"):
@@ -83,27 +83,27 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         list(read_lines(tmp_path / "utf16"))
 
 
-def test_columns_of_a_table(tmp_path: Path) -> None:
+def test_columns_of_a_tsv_file(tmp_path: Path) -> None:
     file = tmp_path / "a.tsv"
     file.write_bytes(b"1\tein\tone\n2\tzwei\ttwo\textra\n3\tdrei\n")
     pairs = read_tsv(file, columns=(3, 2))
     assert [next(pairs), next(pairs)] == [(b"one", b"ein"), (b"two", b"zwei")]
-    with pytest.raises(DataError, match=r"a.tsv, line 3: has 2 columns, must have 3: mend the line"):
+    with pytest.raises(DataError, match=r"a.tsv, line 3: has 2 columns, must have 3: correct the line"):
         next(pairs)
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: is no JSON object: mend the line"),
-        ("3", "line 2: is no JSON object"),
-        ('["de"]', "line 2: is no JSON object"),
-        ("[" * 100_000, "line 2: is no JSON object"),
-        ('{"de": "x"}', "line 2: has no field 'en': mend the line, or name other fields"),
+        ("{", "line 2: is not a JSON object: correct the line"),
+        ("3", "line 2: is not a JSON object"),
+        ('["de"]', "line 2: is not a JSON object"),
+        ("[" * 100_000, "line 2: is not a JSON object"),
+        ('{"de": "x"}', "line 2: has no field 'en': correct the line, or name other fields"),
         ('{"de": "x", "en": 3}', "line 2: field 'en' is 3, must be text"),
     ],
 )
-def test_fields_of_json_lines(tmp_path: Path, line: str, message: str) -> None:
+def test_fields_of_a_jsonl_file(tmp_path: Path, line: str, message: str) -> None:
     file = tmp_path / "a.jsonl"
     good = json.dumps({"de": "zwei\nZeilen \ud800", "en": "é", "id": 3})
     file.write_text(f"{good}\n{line}\n")

@@ -1,4 +1,4 @@
-"""Work in other processes: the same results in the same order, errors come home, nothing outlives its parent."""
+"""A map over processes: results in the order of tasks, errors reach the caller, and children end with the parent."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from transduce.data.parallel import ordered_map
 
 
 def slow_square(n: int, pause: float = 0.0) -> int:
-    time.sleep(pause * (n % 3))  # so that later tasks are done before earlier ones
+    time.sleep(pause * (n % 3))  # so that some later tasks finish before earlier ones
     print("a library prints this", n)
     return n * n
 
 
 def refuse(n: int) -> int:
     if n == 3:
-        raise DataError("line 3 is no text")
+        raise DataError("line 3 is not text")
     return n
 
 
@@ -43,23 +43,23 @@ def test_results_come_in_the_order_of_the_tasks(n_processes: int, n_tasks: int) 
     assert results == [n * n for n in range(n_tasks)]
 
 
-def test_large_tasks_do_not_block() -> None:
+def test_large_tasks_do_not_deadlock() -> None:
     megabytes = [bytes([n]) * 3_000_000 for n in range(6)]
     assert list(ordered_map(bytes, megabytes, 2)) == megabytes
 
 
-def test_errors_come_home_with_their_type() -> None:
-    with pytest.raises(DataError, match="line 3 is no text") as caught:
+def test_errors_reach_the_caller_with_their_type() -> None:
+    with pytest.raises(DataError, match="line 3 is not text") as caught:
         list(ordered_map(refuse, range(10), 2))
     assert "in refuse" in caught.value.__notes__[0]
 
 
-def test_a_process_that_dies_is_told() -> None:
-    with pytest.raises(DataError, match="a working process ended with code -9: free some memory"):
+def test_a_killed_worker_is_reported() -> None:
+    with pytest.raises(DataError, match="a worker process ended with code -9: free some memory"):
         list(ordered_map(die, range(10), 2))
 
 
-def test_tasks_are_taken_as_they_are_needed() -> None:
+def test_tasks_are_consumed_lazily() -> None:
     taken: list[int] = []
 
     def tasks() -> Iterator[int]:
@@ -92,7 +92,7 @@ def test_children_end_with_a_killed_parent(tmp_path: Path) -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """A zombie, which waits only to be counted by its new parent, is not."""
+    """Whether a process is alive. A zombie has ended and waits only for its parent to read its status."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

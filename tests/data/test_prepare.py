@@ -1,4 +1,4 @@
-"""From text files to a folder: every pair is accounted for, comes out as it went in, and nothing is half-written."""
+"""Preparing a folder: all pairs are counted, kept pairs are unchanged, and a folder is complete or absent."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from transduce.data.corpora import (
     BUNDLED_NAME,
     DATA_ROOT,
     Corpus,
+    corpus_names,
     find_corpus,
-    fold,
     languages_of,
+    merge_directions,
     named_corpus,
-    names_of_corpora,
     registry,
 )
 from transduce.data.prepare import Prepared, held_out_share, prepare
 from transduce.data.store import StoreWriter
 from transduce.data.subword import vocab_size_for
-from transduce.files import whole_folder
+from transduce.files import atomic_folder
 
 
 def text_of(prepared: Prepared, split: str) -> list[tuple[str, str]]:
@@ -60,7 +60,7 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_what_comes_out_is_what_went_in(tmp_path: Path) -> None:
+def test_prepared_pairs_equal_the_input_pairs(tmp_path: Path) -> None:
     pairs = list(dict.fromkeys(sentences(2000)))
     report = prepare([find_corpus(write_pairs(tmp_path, "a", pairs), None)], tmp_path / "out", DataConfig())
     prepared = Prepared(tmp_path / "out")
@@ -87,8 +87,8 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
 
 
-def test_validation_does_not_move_and_shares_nothing(tmp_path: Path) -> None:
-    """Many to many, as Tatoeba is: each source has several targets, each target several sources."""
+def test_validation_is_stable_and_shares_no_side_with_training(tmp_path: Path) -> None:
+    """The pairs are many to many, as in Tatoeba: sources have several targets, and targets several sources."""
     rng = np.random.default_rng(1)
     source, target = ([side[i] for side in sentences(600)] for i in (0, 1))
     pairs = [(source[a], target[b]) for a, b in rng.integers(0, 600, (3000, 2))]
@@ -122,7 +122,7 @@ def test_the_share_held_out_is_a_power_of_two_and_never_large() -> None:
     assert held_out_share(1000, 0) == 0
 
 
-def test_validation_files_are_taken_as_they_are_and_guarded(tmp_path: Path) -> None:
+def test_validation_files_stay_unchanged_and_their_sentences_leave_training(tmp_path: Path) -> None:
     pairs = list(dict.fromkeys(sentences(500)))
     valid = [pairs[3], ("", "nothing to say"), (pairs[5][0], "other words"), ("andere Worte", pairs[7][1]), pairs[3]]
     corpora = [find_corpus(write_pairs(tmp_path, name, some), None) for name, some in (("a", pairs), ("b", valid))]
@@ -136,7 +136,7 @@ def test_validation_files_are_taken_as_they_are_and_guarded(tmp_path: Path) -> N
 
 def test_several_corpora_and_directions_share_one_store(tmp_path: Path) -> None:
     german, french = sentences(300, 1), sentences(300, 2)
-    corpora = fold(
+    corpora = merge_directions(
         [
             find_corpus(write_pairs(tmp_path, "a", german), None),
             find_corpus(write_pairs(tmp_path, "a", german)[::-1], None),
@@ -151,8 +151,8 @@ def test_several_corpora_and_directions_share_one_store(tmp_path: Path) -> None:
     assert len(prepared.train) == 2 * n_german + n_french
     rows = np.array([0, n_german, 2 * n_german])
     batch = prepared.train.batch(rows, (60, 60), _model(report.vocab_size))
-    wanted = [prepared.subwords.tag("en"), prepared.subwords.tag("de"), prepared.subwords.tag("en")]
-    assert batch.source_BS[:, 0].tolist() == wanted
+    expected_tags = [prepared.subwords.tag("en"), prepared.subwords.tag("de"), prepared.subwords.tag("en")]
+    assert batch.source_BS[:, 0].tolist() == expected_tags
     text = prepared.subwords.decode(batch.source_BS.tolist())
     assert text == [german[0][0], german[0][1], french[0][0]]
     assert prepared.subwords.decode(batch.target_out_BT.tolist()) == [german[0][1], german[0][0], french[0][1]]
@@ -163,22 +163,22 @@ def _model(vocab_size: int) -> ModelConfig:
     return ModelConfig(source_vocab_size=vocab_size, target_vocab_size=vocab_size)
 
 
-def test_line_separators_do_not_shift_an_alignment(tmp_path: Path) -> None:
-    """Half of a pair in each file, told by its number; in between lines that other tools break or join."""
-    odd = ["\u2028", "a\u2028b", "x\x0by", "\x0c", "p\x85q", "\x00", "\ufeff", "\r", "tail\r", "x" * 1_000_000]
+def test_unusual_line_separators_keep_both_sides_aligned(tmp_path: Path) -> None:
+    """Numbered sentences show whether sides match. Between them are lines that other tools split or join."""
+    unusual = ["\u2028", "a\u2028b", "x\x0by", "\x0c", "p\x85q", "\x00", "\ufeff", "\r", "tail\r", "x" * 1_000_000]
     n = 200
-    source = [f"Nummer {i} ist hier" if i % 5 else odd[i // 5 % len(odd)] for i in range(n)]
-    target = [f"number {i} is here" if i % 7 else odd[i // 7 % len(odd)] for i in range(n)]
+    source = [f"Nummer {i} ist hier" if i % 5 else unusual[i // 5 % len(unusual)] for i in range(n)]
+    target = [f"number {i} is here" if i % 7 else unusual[i // 7 % len(unusual)] for i in range(n)]
     (tmp_path / "a.de").write_bytes("\r\n".join(source).encode() + b"\r\n")
     (tmp_path / "a.en").write_bytes("\n".join(target).encode())
     corpus = find_corpus([str(tmp_path / "a.de"), str(tmp_path / "a.en")], None)
     prepare([corpus], tmp_path / "out", DataConfig(valid_pairs=0))
     kept = text_of(Prepared(tmp_path / "out"), "train")
-    told = [pair for pair in kept if pair[0].startswith("Nummer") and pair[1].startswith("number")]
-    assert told == [(source[i], target[i]) for i in range(n) if i % 5 and i % 7]
+    numbered = [pair for pair in kept if pair[0].startswith("Nummer") and pair[1].startswith("number")]
+    assert numbered == [(source[i], target[i]) for i in range(n) if i % 5 and i % 7]
     assert all(pair in zip(source, (text.removesuffix("\r") for text in target), strict=True) for pair in kept)
     prepare([corpus], tmp_path / "all", DataConfig(valid_pairs=0), with_cleaning=False)
-    target = [text.removesuffix("\r") for text in target]  # which is half of a line end
+    target = [text.removesuffix("\r") for text in target]  # a line end CR LF
     source = [text.removesuffix("\r") if text == "tail\r" else text for text in source]
     kept = text_of(Prepared(tmp_path / "all"), "train")
     assert len(kept) == n
@@ -195,7 +195,7 @@ def test_formats_give_the_same_pairs(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("".join(f"{i}\t{t}\t{s}\n" for i, (s, t) in enumerate(pairs)))
     records = [json.dumps({"id": i, "de": s, "en": t}) for i, (s, t) in enumerate(pairs)]
     (tmp_path / "a.jsonl").write_text("\n".join(records))
-    ways: list[list[object]] = [
+    arguments_by_format: list[list[object]] = [
         [*files],
         [tmp_path / "a.de.xz", tmp_path / "a.en.xz"],
         [tmp_path / "a.tsv", "--languages", "de-en", "--columns", "3,2"],
@@ -204,15 +204,15 @@ def test_formats_give_the_same_pairs(tmp_path: Path) -> None:
         ["--pair", "de-en", *files],
     ]
     texts = []
-    for number, way in enumerate(ways):
-        done = run("prepare", *way, "--out", tmp_path / str(number))
+    for number, arguments in enumerate(arguments_by_format):
+        done = run("prepare", *arguments, "--out", tmp_path / str(number))
         assert done.returncode == 0, done.stderr
         texts.append(text_of(Prepared(tmp_path / str(number)), "train"))
     assert all(text == texts[0] for text in texts)
     assert len(texts[0]) > 250
 
 
-def test_a_vocabulary_fits_its_corpus(tmp_path: Path) -> None:
+def test_the_vocabulary_size_depends_on_the_corpus(tmp_path: Path) -> None:
     assert [vocab_size_for(n) for n in (100, 9_999, 10_000, 29_000, 300_000, 1_000_000, 4_500_000)] == [
         4000,
         4000,
@@ -233,12 +233,12 @@ def test_a_vocabulary_fits_its_corpus(tmp_path: Path) -> None:
     assert report.vocab_size > 4800 + 260
 
 
-def test_the_bundled_corpus_is_whole(tmp_path: Path) -> None:
+def test_the_bundled_corpus_is_complete_and_clean(tmp_path: Path) -> None:
     done = run("prepare", BUNDLED_NAME, "--out", tmp_path / "out", "--stats")
     assert done.returncode == 0, done.stderr
     assert "40,000 pairs read" in done.stdout
     report = Prepared(tmp_path / "out").report
-    assert report.corpora[0].dropped == {}, "it is clean already"
+    assert report.corpora[0].dropped == {}
     assert report.corpora[0].n_read == 40_000 == registry()[BUNDLED_NAME]["lines"]["train"]
     assert report.vocab_size == 8000
     backwards = named_corpus(BUNDLED_NAME, "train", ("en", "de"), None)
@@ -246,11 +246,11 @@ def test_the_bundled_corpus_is_whole(tmp_path: Path) -> None:
     assert next(iter(backwards.read([])))[1].decode() == text_of(Prepared(tmp_path / "out"), "train")[0][0]
 
 
-def test_named_corpora_are_found_and_checked(tmp_path: Path) -> None:
+def test_the_files_of_named_corpora_are_checked(tmp_path: Path) -> None:
     facts = registry()["multi30k"]
     with pytest.raises(DataError, match=f"multi30k is not in the package: get it from https.*or {DATA_ROOT}"):
         named_corpus("multi30k", "train", None, None)
-    with pytest.raises(DataError, match=r"multi30k/train\.de is missing, packed or not: get it from"):
+    with pytest.raises(DataError, match=r"multi30k/train\.de is missing \(also as \.xz or \.gz\): get it from"):
         named_corpus("multi30k", "train", None, tmp_path)
     with pytest.raises(DataError, match="multi30k has de, en, fr, not de-xx"):
         named_corpus("multi30k", "train", ("de", "xx"), tmp_path)
@@ -262,39 +262,43 @@ def test_named_corpora_are_found_and_checked(tmp_path: Path) -> None:
     assert "multi30k/train.de is not the file that multi30k names" in done.stderr
     assert facts["sha256"]["multi30k/train.de"][:12] in done.stderr
     assert not (tmp_path / "out").exists()
-    for name in names_of_corpora():
+    for name in corpus_names():
         assert registry()[name]["licence"]
         assert registry()[name]["from"].startswith("https://")
 
 
 CASES: list[tuple[str, list[str], str]] = [
     ("no files", [], "nothing to prepare: give two files"),
-    ("one file", ["a.de"], "a.de stands alone: give a second file"),
+    ("one file", ["a.de"], "a.de is only one side: give a second file"),
     ("three files", ["a.de", "a.en", "b.txt"], "3 files are given, must be source and target: use --pair"),
     ("no such file", ["a.de", "nothing.en"], "nothing.en is not a file: give a file of text"),
     ("no such name", ["multi31k"], "multi31k is not a file: give a file of text, or a name from tatoeba-40k"),
-    ("languages unknown", ["a.txt", "b.txt"], "the languages cannot be told from a.txt and b.txt: add --languages"),
-    ("languages of a tsv", ["a.tsv"], "the languages of a.tsv are not known: add --languages de-en"),
-    ("strange languages", ["a.de", "a.en", "--languages", "de"], "languages are 'de', must be two codes"),
-    ("unequal", ["a.de", "short.en"], "short.en ends after line 7, but a.de goes on"),
+    ("languages unknown", ["a.txt", "b.txt"], "the languages are unclear from the names a.txt and b.txt: add"),
+    ("languages of a tsv", ["a.tsv"], "the languages of a.tsv are not known: add --languages, for"),
+    ("invalid languages", ["a.de", "a.en", "--languages", "de"], "languages are 'de', must be two codes"),
+    ("unequal", ["a.de", "short.en"], "short.en ends after line 7, but a.de is longer"),
     ("damaged", ["a.de", "bad.en.xz"], "bad.en.xz is damaged"),
     ("utf-16", ["a.de", "wide.en"], "wide.en, line 1: the file is UTF-16"),
-    ("not text", ["a.de", "latin.en", "--keep-all"], "latin.en, line 2, byte 4: not valid UTF-8: mend it"),
+    ("not text", ["a.de", "latin.en", "--keep-all"], "latin.en, line 2, byte 4: not valid UTF-8: correct it"),
     ("columns", ["a.tsv", "--languages", "de-en", "--columns", "0,1"], "columns are '0,1', must be two numbers"),
     ("few columns", ["a.tsv", "--languages", "de-en", "--columns", "1,9"], "a.tsv, line 1: has 2 columns, must have 9"),
     ("fields", ["a.jsonl", "--languages", "de-en", "--fields", "x"], "fields are 'x', must be two names"),
     ("no field", ["a.jsonl", "--languages", "de-en"], "a.jsonl, line 1: has no field 'de'"),
-    ("empty files", ["empty.de", "empty.en"], "the files hold no lines"),
+    ("empty files", ["empty.de", "empty.en"], "the files are empty"),
     ("nothing left", ["a.de", "a.de2", "--languages", "de-en"], "no pair is left of 20 (source equals target: 20)"),
     ("vocabulary", ["a.de", "a.en", "--vocab-size", "50000"], "vocabulary size is 50000, this text allows at most"),
     ("setting", ["a.de", "a.en", "--set", "train.seed=2"], "--set train.seed=2 means nothing to prepare"),
     ("bound", ["a.de", "a.en", "--set", "data.n_shapes=0"], "data.n_shapes is 0, must be at least 1"),
     ("two tables", ["a.tsv", "b.tsv", "--languages", "de-en"], "a.tsv holds source and target: give it alone"),
-    ("packed", ["a.de", "a.en.bz2"], "a.en.bz2 is packed in a way that is not read here: unpack it"),
-    ("odd code", ["a.de", "a.en", "--languages", "d>e-en"], "languages are 'd>e-en', must be two codes"),
-    ("idle columns", ["a.de", "a.en", "--columns", "2,1"], "--columns is for a .tsv file, and there is none"),
-    ("idle fields", ["a.de", "a.en", "--fields", "a,b"], "--fields is for a .jsonl file, and there is none"),
-    ("idle languages", ["--pair", "de-en", "a.de", "a.en", "--languages", "de-en"], "--languages is for files without"),
+    ("compression", ["a.de", "a.en.bz2"], "a.en.bz2 is in an unsupported compression format: decompress it"),
+    ("invalid code", ["a.de", "a.en", "--languages", "d>e-en"], "languages are 'd>e-en', must be two codes"),
+    ("unused columns", ["a.de", "a.en", "--columns", "2,1"], "--columns is for a .tsv file, and there is none"),
+    ("unused fields", ["a.de", "a.en", "--fields", "a,b"], "--fields is for a .jsonl file, and there is none"),
+    (
+        "unused languages",
+        ["--pair", "de-en", "a.de", "a.en", "--languages", "de-en"],
+        "--languages is for files without",
+    ),
     ("a place that is a file", ["a.de", "a.en", "--out", "a.de/x"], "a.de/x cannot be written (File exists)"),
     ("validated on itself", ["a.de", "a.en", "--valid", "a.de", "a.en"], "all share a side with validation"),
     ("valid direction", ["a.de", "a.en", "--valid", "a.en", "a.de"], "validation is en-de, training de-en: give pairs"),
@@ -325,7 +329,9 @@ def bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("arguments", "message"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_bad_input_is_one_line_and_leaves_nothing(bad_files: Path, arguments: list[str], message: str) -> None:
+def test_bad_input_gives_a_one_line_error_and_writes_nothing(
+    bad_files: Path, arguments: list[str], message: str
+) -> None:
     before = sorted(path.name for path in bad_files.iterdir())
     done = run("prepare", "--out", "out", "--quiet", *arguments)
     assert done.returncode == 2
@@ -335,7 +341,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(bad_files: Path, arguments: li
     assert sorted(path.name for path in bad_files.iterdir()) == before
 
 
-def test_a_disk_that_is_full_is_told_and_leaves_nothing(bad_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_gives_an_error_and_leaves_no_files(bad_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -354,41 +360,41 @@ def test_a_damaged_store_is_refused(bad_files: Path) -> None:
         Prepared("out")
 
 
-def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
-    dead, other = tmp_path / ".out.abc.unfinished", tmp_path / ".out.fr.abc.unfinished"
-    dead.mkdir()
+def test_only_temporary_folders_of_ended_processes_are_removed(tmp_path: Path) -> None:
+    leftover, other = tmp_path / ".out.abc.unfinished", tmp_path / ".out.fr.abc.unfinished"
+    leftover.mkdir()
     other.mkdir()
 
-    def both() -> None:
-        with whole_folder(tmp_path / "out") as first:
+    def write_the_same_folder_twice() -> None:
+        with atomic_folder(tmp_path / "out") as first:
             (first / "x").touch()
-            with whole_folder(tmp_path / "out") as second:
+            with atomic_folder(tmp_path / "out") as second:
                 (second / "y").touch()
-                assert first.exists(), "its owner lives"
-            assert not dead.exists()
+                assert first.exists(), "its process is alive"
+            assert not leftover.exists()
             assert other.exists(), "it belongs to another folder"
 
     with pytest.raises(DataError, match="was written by another process meanwhile"):
-        both()
+        write_the_same_folder_twice()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["y"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "out"]
 
 
-def test_blanks_around_a_sentence_do_not_make_it_another(tmp_path: Path) -> None:
+def test_duplicates_are_found_despite_white_space_around_sentences(tmp_path: Path) -> None:
     pairs = sentences(2000)
     corpus = find_corpus(write_pairs(tmp_path, "a", [*pairs, *((s + " ", t) for s, t in pairs)]), None)
     report = prepare([corpus], tmp_path / "out", DataConfig())
     assert report.corpora[0].dropped["duplicate pair"] >= 2000
 
 
-def test_the_same_text_in_another_language_is_another_pair(tmp_path: Path) -> None:
+def test_the_same_text_in_another_language_is_not_a_duplicate(tmp_path: Path) -> None:
     pairs = sentences(200)
     corpora = [find_corpus(write_pairs(tmp_path, "a", pairs, languages), None) for languages in ("de-en", "de-nl")]
     report = prepare(corpora, tmp_path / "out", DataConfig(valid_pairs=0))
     assert report.corpora[0].n_kept == report.corpora[1].n_kept > 190
 
 
-def test_fields_inside_fields_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_jsonl_with_nested_fields_and_invalid_utf_8_is_read(tmp_path: Path) -> None:
     lines = [json.dumps({"translation": {"de": s, "en": t}}).encode() for s, t in sentences(100)]
     lines.append(b'{"translation": {"de": "caf\xe9", "en": "coffee"}}')
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
@@ -399,7 +405,7 @@ def test_fields_inside_fields_and_bytes_that_are_no_text(tmp_path: Path) -> None
     assert json.loads(done.stdout)["corpora"][0]["dropped"]["not valid UTF-8"] == 1
 
 
-def test_blank_lines_in_tables_are_pairs_of_blanks(tmp_path: Path) -> None:
+def test_blank_lines_of_tsv_and_jsonl_are_pairs_of_empty_texts(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("ein Haus\ta house\n\n")
     (tmp_path / "a.jsonl").write_text('{"de": "ein Haus", "en": "a house"}\n\n')
     for name in ("a.tsv", "a.jsonl"):
@@ -407,25 +413,25 @@ def test_blank_lines_in_tables_are_pairs_of_blanks(tmp_path: Path) -> None:
         assert list(corpus.read([])) == [(b"ein Haus", b"a house"), (b"", b"")]
 
 
-def test_text_without_validation_is_told(tmp_path: Path) -> None:
+def test_the_command_says_that_there_are_no_validation_pairs(tmp_path: Path) -> None:
     done = run(
         "prepare", *write_pairs(tmp_path, "a", sentences(3)), "--out", tmp_path / "out", "--set", "data.valid_pairs=0"
     )
-    assert "validation: none, so that training cannot tell how good it gets" in done.stdout
-    odd = write_pairs(tmp_path, "b", [("\u2585", "\u2585\u2585")])
-    done = run("prepare", *odd, "--out", tmp_path / "odd", "--keep-all", "--set", "data.valid_pairs=0", "-q")
+    assert "validation: none, so training cannot measure its quality" in done.stdout
+    symbols = write_pairs(tmp_path, "b", [("\u2585", "\u2585\u2585")])
+    done = run("prepare", *symbols, "--out", tmp_path / "symbols", "--keep-all", "--set", "data.valid_pairs=0", "-q")
     assert done.returncode in (0, 2)
     assert "Traceback" not in done.stderr
 
 
-def test_memory_does_not_follow_the_length_of_lines() -> None:
+def test_chunks_of_long_lines_have_fewer_pairs() -> None:
     long = [(b"x" * 100_000, b"y" * 100_000)] * 200
     assert max(len(chunk.pairs) for chunk in chunks(long)) < 60
     assert [chunk.first_line for chunk in chunks(long)][:2] == [1, 1 + len(next(chunks(long)).pairs)]
     assert sum(len(chunk.pairs) for chunk in chunks(long)) == 200
 
 
-def test_counts_can_be_read_on_a_narrow_terminal(tmp_path: Path) -> None:
+def test_counts_are_readable_on_a_narrow_terminal(tmp_path: Path) -> None:
     pairs = [*sentences(300), ("Berlin ist eine sehr schöne Stadt in Deutschland",) * 2]
     report = prepare([find_corpus(write_pairs(tmp_path, "a", pairs), None)], tmp_path / "out", DataConfig())
     console = Console(width=80, file=io.StringIO(), highlight=False)
@@ -436,33 +442,38 @@ def test_counts_can_be_read_on_a_narrow_terminal(tmp_path: Path) -> None:
     assert f"kept to train on {report.train.n_pairs}" in printed
 
 
-def test_nothing_is_overwritten(bad_files: Path) -> None:
+def test_an_existing_folder_is_not_overwritten(bad_files: Path) -> None:
     (bad_files / "out").mkdir()
     done = run("prepare", "a.de", "a.en", "--out", "out")
     assert (done.returncode, done.stderr) == (2, "transduce: out exists: choose another name, or remove it first\n")
 
 
-def test_the_report_tells_all_and_json_tells_the_same(tmp_path: Path) -> None:
+def test_the_report_is_complete_as_text_and_as_json(tmp_path: Path) -> None:
     pairs = sentences(1000)
     pairs[10:10] = [("", "empty"), ("Berlin", "Berlin"), pairs[0], pairs[0]]
     files = write_pairs(tmp_path, "a", pairs)
-    told = run("prepare", *files, "--out", tmp_path / "out", "--stats")
+    as_text = run("prepare", *files, "--out", tmp_path / "out", "--stats")
     parts = ["1,004 pairs read", "dropped: empty", "dropped: duplicate pair", "line 13:", "kept to train on"]
     parts += ["held out for validation", "subwords:", "not padding:", "steps of", "█", "read and clean"]
     for part in parts:
-        assert part in told.stdout, part
-    assert told.stderr.splitlines() == ["reading a.de + a.en", "learning subwords", "encoding train", "encoding valid"]
+        assert part in as_text.stdout, part
+    assert as_text.stderr.splitlines() == [
+        "reading a.de + a.en",
+        "learning subwords",
+        "encoding train",
+        "encoding valid",
+    ]
     as_json = run("prepare", "--out", tmp_path / "out", "--stats", "--json")
-    found = json.loads(as_json.stdout)
-    assert found["corpora"][0]["dropped"]["source equals target"] == 1
-    assert found["corpora"][0]["dropped"]["duplicate pair"] >= 2
-    assert found["corpora"][0]["examples"]["empty"] == [11, "", "empty"]
-    assert found["stats"]["n_examples"] == found["train"]["n_pairs"]
-    assert sum(bar["n_source"] for bar in found["stats"]["bars"]) == found["stats"]["n_examples"]
-    assert 0.8 < found["stats"]["target_non_pad_share"] <= 1
+    report = json.loads(as_json.stdout)
+    assert report["corpora"][0]["dropped"]["source equals target"] == 1
+    assert report["corpora"][0]["dropped"]["duplicate pair"] >= 2
+    assert report["corpora"][0]["examples"]["empty"] == [11, "", "empty"]
+    assert report["stats"]["n_examples"] == report["train"]["n_pairs"]
+    assert sum(bar["n_source"] for bar in report["stats"]["bars"]) == report["stats"]["n_examples"]
+    assert 0.8 < report["stats"]["target_non_pad_share"] <= 1
 
 
-def test_corpora_with_names_are_listed() -> None:
+def test_named_corpora_are_listed() -> None:
     done = run("prepare", "--list")
     assert done.returncode == 0
     for name, facts in registry().items():
@@ -471,43 +482,43 @@ def test_corpora_with_names_are_listed() -> None:
 
 
 @pytest.mark.parametrize("names", [("a.de", "b.en"), ("x.y.de.gz", "z.en.xz"), ("a.pt-BR", "a.en")])
-def test_languages_come_from_suffixes(names: tuple[str, str]) -> None:
+def test_languages_are_read_from_file_suffixes(names: tuple[str, str]) -> None:
     plain = [name.removesuffix(".gz").removesuffix(".xz").rpartition(".")[2] for name in names]
     assert languages_of([Path(name) for name in names]) == tuple(plain)
 
 
-def test_a_folder_that_was_tampered_with_is_refused(tmp_path: Path) -> None:
+def test_a_changed_folder_is_refused(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 2)):
         corpus = find_corpus(write_pairs(tmp_path, name, sentences(200, seed)), None)
         prepare([corpus], tmp_path / f"out-{name}", DataConfig())
     (tmp_path / "out-a" / "subwords.model").write_bytes((tmp_path / "out-b" / "subwords.model").read_bytes())
-    with pytest.raises(DataError, match=r"train\.tokens was encoded by other subwords"):
+    with pytest.raises(DataError, match=r"train\.tokens was encoded with other subwords"):
         Prepared(tmp_path / "out-a")
     (tmp_path / "out-b" / "report.json").write_text("{}")
     with pytest.raises(DataError, match=r"report\.json is damaged or of another version"):
         Prepared(tmp_path / "out-b")
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_no_files(tmp_path: Path) -> None:
     files = write_pairs(tmp_path, "a", sentences(60_000))
     process = _start(tmp_path, files)
     _wait_for(tmp_path, "s")
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert told.endswith("transduce: interrupted\n")
+    assert stderr.endswith("transduce: interrupted\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.de", "a.en"]
 
 
 @pytest.mark.slow
-def test_a_kill_leaves_nothing_or_a_whole_store(tmp_path: Path) -> None:
-    """At forty moments over the length of a run and beyond; the next run clears away what the kill left."""
+def test_a_killed_run_leaves_a_complete_folder_or_none(tmp_path: Path) -> None:
+    """Runs are killed at forty moments. A complete run after them removes their temporary folders."""
     files = write_pairs(tmp_path, "a", sentences(30_000))
     start = time.monotonic()
     _finish(tmp_path, files)
     duration = time.monotonic() - start
-    whole = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.name != "report.json"}
-    n_whole, n_left = 0, 0
+    complete = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.name != "report.json"}
+    n_complete, n_left = 0, 0
     for moment in np.linspace(0.2, 1.15, 40) * duration:
         _remove(tmp_path / "out")
         process = _start(tmp_path, files)
@@ -516,10 +527,10 @@ def test_a_kill_leaves_nothing_or_a_whole_store(tmp_path: Path) -> None:
         process.communicate()
         n_left += any(path.name.endswith(".unfinished") for path in tmp_path.iterdir())
         if (tmp_path / "out").exists():
-            n_whole += 1
+            n_complete += 1
             Prepared(tmp_path / "out").train.store.verify()
-            assert whole == {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir() if p.name != "report.json"}
-    assert 0 < n_whole < 40
+            assert complete == {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir() if p.name != "report.json"}
+    assert 0 < n_complete < 40
     assert n_left > 0
     _remove(tmp_path / "out")
     _finish(tmp_path, files)
@@ -533,12 +544,12 @@ def _start(folder: Path, files: list[str]) -> subprocess.Popen[str]:
 
 def _finish(folder: Path, files: list[str]) -> None:
     process = _start(folder, files)
-    _, told = process.communicate()
-    assert process.returncode == 0, told
+    _, stderr = process.communicate()
+    assert process.returncode == 0, stderr
 
 
 def _wait_for(folder: Path, name: str) -> None:
-    """Until the work has begun to write."""
+    """Wait until the process has started to write the file."""
     deadline = time.monotonic() + 20
     while not any(path.name == name for path in folder.rglob("*")):
         assert time.monotonic() < deadline
@@ -552,7 +563,7 @@ def _remove(folder: Path) -> None:
         folder.rmdir()
 
 
-def test_corpora_are_compared_by_files_and_languages() -> None:
+def test_only_a_corpus_in_reverse_is_merged() -> None:
     files = Path("a.de"), Path("a.en")
     corpus = Corpus("a", files, ("de", "en"))
-    assert fold([corpus, corpus]) == [corpus, corpus], "the same once more is not the way back"
+    assert merge_directions([corpus, corpus]) == [corpus, corpus]

@@ -1,4 +1,4 @@
-"""Token ids on disk: what went in comes out, from any corpus in any direction; a damaged file is refused."""
+"""The store returns the pairs that were written, for every corpus and direction; damaged files are refused."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ TAGS = {"de": 90, "en": 91, "fr": 92}
 
 
 def write(path: Path, corpora: list[tuple[str, str, bool, Pairs]], dtype: str = "<u2", part: int = 3) -> Store:
-    """The pairs go in by parts, as workers bring them."""
+    """Write the pairs in parts, as worker processes do."""
     with StoreWriter(path, np.dtype(dtype)) as writer:
-        every = [pair for *_, pairs in corpora for pair in pairs]
-        for first in range(0, len(every), part):
-            some = every[first : first + part]
-            ids = [i for pair in some for side in pair for i in side]
-            lengths = np.array([[len(source), len(target)] for source, target in some], dtype=np.uint32)
+        all_pairs = [pair for *_, pairs in corpora for pair in pairs]
+        for first in range(0, len(all_pairs), part):
+            part_pairs = all_pairs[first : first + part]
+            ids = [i for pair in part_pairs for side in pair for i in side]
+            lengths = np.array([[len(source), len(target)] for source, target in part_pairs], dtype=np.uint32)
             writer.add(Encoded(np.array(ids), lengths[:, 0], lengths[:, 1]))
         writer.finish([StoredCorpus(a, b, both, len(pairs)) for a, b, both, pairs in corpora], subwords="abc")
     return Store(path)
@@ -52,7 +52,7 @@ ids = st.lists(st.integers(0, 2**16 - 1), max_size=8)
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(ids, ids), max_size=20), st.integers(1, 5), st.sampled_from(["<u2", "<u4"]))
-def test_pairs_come_back(tmp_path: Path, pairs: Pairs, part: int, dtype: str) -> None:
+def test_pairs_round_trip(tmp_path: Path, pairs: Pairs, part: int, dtype: str) -> None:
     path = tmp_path / "x.tokens"
     path.unlink(missing_ok=True)
     store = write(path, [("de", "en", False, pairs)], dtype, part)
@@ -63,7 +63,7 @@ def test_pairs_come_back(tmp_path: Path, pairs: Pairs, part: int, dtype: str) ->
     assert [file.name for file in tmp_path.iterdir()] == ["x.tokens"]
 
 
-def test_large_vocabularies_take_wider_ids() -> None:
+def test_large_vocabularies_use_wider_ids() -> None:
     assert id_type(65_536) == np.dtype("<u2")
     assert id_type(65_537) == np.dtype("<u4")
 
@@ -80,18 +80,18 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     for cut in (0, 1, 7, len(whole) // 2, len(whole) - 1):
         with pytest.raises(DataError, match=r"x\.tokens (is damaged|cannot be read).*run transduce prepare again"):
             Store(damaged(whole[:cut]))
-    with pytest.raises(DataError, match="its size is not what its header says"):
+    with pytest.raises(DataError, match="its size does not match its header"):
         Store(damaged(whole[:40] + whole[48:]))
     with pytest.raises(DataError, match="its header cannot be read"):
         Store(damaged(whole[:-40] + b"{" * 24 + whole[-16:]))
     with pytest.raises(DataError, match="format_version 2, this program reads 1"):
         Store(damaged(whole.replace(b'"format_version": 1', b'"format_version": 2')))
-    with pytest.raises(DataError, match="its header lacks something"):
+    with pytest.raises(DataError, match="its header lacks a field"):
         Store(damaged(whole.replace(b'"n_pairs": 50', b'"n_paars": 50', 1)))
     flipped = bytearray(whole)
     flipped[11] ^= 1
     store = Store(damaged(bytes(flipped)))
-    with pytest.raises(DataError, match="its checksum is not what its header says"):
+    with pytest.raises(DataError, match="its checksum does not match its header"):
         store.verify()
     with pytest.raises(DataError, match="cannot be read"):
         Store(tmp_path / "nothing")
@@ -99,7 +99,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 
 
 def slow_rows(corpora: list[tuple[str, str, bool, Pairs]], tags: dict[str, int]) -> Pairs:
-    """Corpus by corpus, forward then backward, each source behind its tag."""
+    """All rows, corpus by corpus, forward then backward, each source after its tag."""
     rows: Pairs = []
     for source_language, target_language, both_ways, pairs in corpora:
         tag = [tags[target_language]] if tags else []
@@ -119,7 +119,7 @@ CORPORA: list[tuple[str, str, bool, Pairs]] = [
 
 
 @pytest.mark.parametrize(("corpora", "tags"), [(CORPORA, TAGS), ([("de", "en", False, random_pairs(31))], {})])
-def test_batches_from_the_store_equal_batches_by_hand(
+def test_batches_from_the_store_equal_make_batch(
     tmp_path: Path, corpora: list[tuple[str, str, bool, Pairs]], tags: dict[str, int]
 ) -> None:
     examples = Examples(write(tmp_path / "x.tokens", corpora), tags)
@@ -141,9 +141,9 @@ def test_batches_from_the_store_equal_batches_by_hand(
         assert (wider.target_in_BT[:, shape[1] :] == CONFIG.pad_id).all()
 
 
-def test_training_can_go_on_from_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_from_any_step_equal_those_of_a_full_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "ROWS_AT_ONCE", 3)
-    monkeypatch.setattr(store_module, "LARGE", 0)  # so that pages are let go, which must not show
+    monkeypatch.setattr(store_module, "LARGE_STORE", 0)  # release pages, which must not change results
     examples = Examples(write(tmp_path / "x.tokens", CORPORA), TAGS)
     layout = make_layout(*examples.lengths(), batch_tokens=60, n_shapes=5, seed=1)
     from_start = list(itertools.islice(steps(examples, layout, CONFIG), 3 * layout.n_steps))
@@ -154,7 +154,7 @@ def test_training_can_go_on_from_any_step(tmp_path: Path, monkeypatch: pytest.Mo
     for together, whole in zip(zip(*shares, strict=True), from_start[5:9], strict=True):
         assert sorted(number for share in together for number in share.numbers) == whole.numbers
         for share in together:
-            assert share.n_target_tokens == whole.n_target_tokens, "every rank knows the tokens of all"
+            assert share.n_target_tokens == whole.n_target_tokens, "every rank has the token count of the whole step"
             for number, batch in zip(share.numbers, share.batches, strict=True):
                 np.testing.assert_array_equal(batch.source_BS, whole.batches[number].source_BS)
     assert sum(batch.n_target_tokens for batch in from_start[5].batches) == from_start[5].n_target_tokens
@@ -168,7 +168,7 @@ def assert_same_steps(ours: list[StepBatches], expected: list[StepBatches]) -> N
                 np.testing.assert_array_equal(array, other_array)
 
 
-def test_prefetching_keeps_order_and_passes_errors_on() -> None:
+def test_prefetch_keeps_order_and_raises_errors_in_the_consumer() -> None:
     assert list(prefetch(range(100), 3)) == list(range(100))
     assert list(prefetch([None, 0, None])) == [None, 0, None]
 
@@ -182,22 +182,22 @@ def test_prefetching_keeps_order_and_passes_errors_on() -> None:
         next(items)
 
 
-def test_prefetching_runs_ahead_but_not_away() -> None:
-    made: list[int] = []
+def test_prefetch_runs_ahead_only_by_its_limit() -> None:
+    produced: list[int] = []
 
     def numbers() -> Iterator[int]:
         for n in itertools.count():
-            made.append(n)
+            produced.append(n)
             yield n
 
     items: Any = prefetch(numbers(), 4)
     assert next(items) == 0
     deadline = time.monotonic() + 5
-    while len(made) < 5:
-        assert time.monotonic() < deadline, "nothing is made ahead"
+    while len(produced) < 5:
+        assert time.monotonic() < deadline, "no item is produced ahead"
         time.sleep(0.01)
     time.sleep(0.05)
-    assert len(made) <= 7
+    assert len(produced) <= 7
     before = threading.active_count()
     items.close()
-    assert threading.active_count() == before - 1, "the thread ends with its reader"
+    assert threading.active_count() == before - 1, "the thread ends with its consumer"

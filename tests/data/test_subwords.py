@@ -1,4 +1,4 @@
-"""Every string goes to ids and comes back as it was."""
+"""Decoding the ids of any string restores it exactly."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ TEXT = st.text(
 def test_every_string_round_trips(subwords: Subwords, lines: list[str]) -> None:
     rows = subwords.encode(lines)
     assert subwords.decode(rows) == lines
-    assert not any(i < 4 for row in rows for i in row), "no text is special, and none is unknown"
+    assert not any(i < 4 for row in rows for i in row), "text gives neither special ids nor the unknown id"
 
 
 @settings(max_examples=500)
 @given(st.lists(TEXT | st.text(" thegardns."), max_size=5))
-def test_words_one_by_one_give_what_sentencepiece_gives(subwords: Subwords, lines: list[str]) -> None:
+def test_encoding_word_by_word_equals_encoding_lines(subwords: Subwords, lines: list[str]) -> None:
     assert subwords._is_by_words
     assert subwords.encode(lines) == subwords.encode_slowly(lines)
 
 
-def test_the_memory_for_words_is_bounded(subwords: Subwords, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subword, "MOST_WORDS", 5)
-    lines = [f"word{i} word{i % 3} {'x' * subword.LONGEST_WORD}x" for i in range(40)]
+def test_the_word_cache_is_bounded(subwords: Subwords, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subword, "MAX_CACHED_WORDS", 5)
+    lines = [f"word{i} word{i % 3} {'x' * subword.MAX_CACHED_WORD}x" for i in range(40)]
     assert subwords.encode(lines) == subwords.encode_slowly(lines)
     assert 0 < len(subwords._words) <= 5
-    assert all(len(word) <= subword.LONGEST_WORD for word in subwords._words)
+    assert all(len(word) <= subword.MAX_CACHED_WORD for word in subwords._words)
 
 
-def test_a_vocabulary_with_pieces_over_spaces_is_encoded_line_by_line() -> None:
-    """As one of somebody else's may be; ours never is."""
+def test_a_vocabulary_with_spaces_inside_pieces_is_encoded_line_by_line() -> None:
+    """Imported vocabularies may have such pieces; those learnt here never do."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["in the house"] * 9),
@@ -89,7 +89,7 @@ def test_a_vocabulary_with_pieces_over_spaces_is_encoded_line_by_line() -> None:
         "\ufeff",
     ],
 )
-def test_strings_that_others_lose_round_trip(subwords: Subwords, text: str) -> None:
+def test_difficult_strings_round_trip(subwords: Subwords, text: str) -> None:
     (row,) = subwords.encode([text])
     assert subwords.decode([row]) == [text]
     assert subwords.tag("de") not in row
@@ -100,13 +100,13 @@ def test_a_megabyte_line_round_trips(subwords: Subwords) -> None:
     assert subwords.decode(subwords.encode([text])) == [text]
 
 
-def test_words_of_the_text_become_few_pieces(subwords: Subwords) -> None:
+def test_words_of_the_training_text_become_few_pieces(subwords: Subwords) -> None:
     (row,) = subwords.encode(["the house"])
     assert "".join(subwords.pieces(row)) == f"{SPACE_MARK}the{SPACE_MARK}house"
     assert len(row) < len("the house")
 
 
-def test_special_ids_and_tags_leave_no_text(subwords: Subwords) -> None:
+def test_special_ids_and_tags_decode_to_no_text(subwords: Subwords) -> None:
     (row,) = subwords.encode(["the dog"])
     assert subwords.decode([[1, subwords.tag("de"), *row, 3, 2, 0, 0]]) == ["the dog"]
     assert len({0, 1, 2, 3, subwords.tag("de"), subwords.tag("pt-BR")}) == 6
@@ -116,7 +116,7 @@ def test_special_ids_and_tags_leave_no_text(subwords: Subwords) -> None:
 def test_an_unknown_language_is_refused(subwords: Subwords) -> None:
     with pytest.raises(DataError, match="no tag for language 'fr': choose from de, pt-BR"):
         subwords.tag("fr")
-    with pytest.raises(DataError, match="this model has one direction and takes no tag"):
+    with pytest.raises(DataError, match="this model has one direction and no tags"):
         Subwords.train(LINES, 300).tag("fr")
     with pytest.raises(ConfigError, match="language is 'd>e', must be letters"):
         subwords.tag("d>e")
@@ -126,8 +126,8 @@ def test_the_same_text_gives_the_same_bytes() -> None:
     assert Subwords.train(LINES, 300).model == Subwords.train(iter(LINES), 300).model
 
 
-def test_words_are_learnt_as_sentencepiece_learns_lines() -> None:
-    """Its own way, which holds every line in memory, is the slow twin."""
+def test_learning_from_word_counts_equals_learning_from_lines() -> None:
+    """SentencePiece's learning from lines, which holds all lines in memory, is the slow version."""
     lines = [*LINES, "  spaces  between ", "tab\tin it", "a \u2581 mark"]
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -144,12 +144,12 @@ def test_words_are_learnt_as_sentencepiece_learns_lines() -> None:
         unk_id=3,
         minloglevel=2,
     )
-    theirs, ours = Subwords(model.getvalue()), Subwords.train(lines, 310)
-    assert ours.pieces(range(310)) == theirs.pieces(range(310))
+    from_lines, from_words = Subwords(model.getvalue()), Subwords.train(lines, 310)
+    assert from_words.pieces(range(310)) == from_lines.pieces(range(310))
 
 
-def test_rare_words_are_forgotten_before_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subword, "MOST_KINDS", 100)
+def test_rare_words_are_dropped_to_limit_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subword, "MAX_COUNTED_WORDS", 100)
     lines = [f"always often{i % 10} rare{i}" for i in range(1000)]
     counts = subword.count_words(lines)
     assert len(counts) <= 100
@@ -157,19 +157,19 @@ def test_rare_words_are_forgotten_before_memory_is(monkeypatch: pytest.MonkeyPat
     assert all(counts[f"often{i}"] > 50 for i in range(10))
 
 
-def test_saved_and_loaded_it_is_the_same(subwords: Subwords, tmp_path: Path) -> None:
+def test_loaded_subwords_equal_the_saved_ones(subwords: Subwords, tmp_path: Path) -> None:
     subwords.save(tmp_path / "subwords.model")
     assert Subwords.load(tmp_path / "subwords.model").model == subwords.model
 
 
-def test_a_word_without_end_does_not_end_the_process() -> None:
+def test_a_very_long_word_does_not_end_the_process() -> None:
     assert len(Subwords.train([*LINES, "x" * 70_000], 300)) == 300
     with pytest.raises(DataError, match="no text to learn subwords from"):
         Subwords.train(["x" * 70_000], 300)
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path, subwords: Subwords) -> None:
-    with pytest.raises(DataError, match="half a surrogate pair at character 3: mend it"):
+def test_invalid_input_is_refused(tmp_path: Path, subwords: Subwords) -> None:
+    with pytest.raises(DataError, match="half a surrogate pair at character 3: correct it"):
         subwords.encode(["ok", "ab\ud800"])
     with pytest.raises(ConfigError, match="vocabulary size is -5, this text needs at least 261: raise it"):
         Subwords.train(LINES, -5)
@@ -190,7 +190,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, subwords: Subwords) -> None:
         Subwords.load(tmp_path / "nowhere")
 
 
-def test_subwords_travel_to_other_processes(subwords: Subwords) -> None:
+def test_subwords_can_be_pickled(subwords: Subwords) -> None:
     again = pickle.loads(pickle.dumps(subwords))
     assert again.model == subwords.model
     assert again.sha256 == subwords.sha256 != Subwords.train(LINES, vocab_size=300).sha256

@@ -1,4 +1,4 @@
-"""Trees become sequences and come back; and any sequence becomes a tree over exactly the words it was asked for."""
+"""Trees round-trip through sequences, and any sequence is repaired to a tree over exactly the expected words."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce import DataError
-from transduce.data.trees import DEEPEST, ROOT, WORD, Tree, linearise, parse, read_treebank, read_trees, repair, strip
+from transduce.data.trees import MAX_DEPTH, ROOT, WORD, Tree, linearise, parse, read_treebank, read_trees, repair, strip
 
 JOHN = "(S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .))"
 
 
-def test_a_tree_becomes_the_sequence_of_its_brackets() -> None:
+def test_a_tree_is_linearised_as_in_the_paper() -> None:
     tree = strip(parse(JOHN))
     assert " ".join(linearise(tree)) == "(S (NP XX )NP (VP XX (NP XX XX )NP )VP XX )S"
     assert tree.words() == ["John", "has", "a", "dog", "."]
@@ -23,7 +23,7 @@ def test_a_tree_becomes_the_sequence_of_its_brackets() -> None:
 
 
 @pytest.mark.parametrize("root", ["", "ROOT", "TOP"])
-def test_the_root_has_one_name(root: str) -> None:
+def test_all_root_labels_are_equivalent(root: str) -> None:
     assert strip(parse(f"({root} {JOHN})")) == strip(parse(JOHN))
 
 
@@ -34,7 +34,7 @@ def test_traces_functional_tags_and_indices_are_stripped() -> None:
     assert str(strip(parse(text))) == "(TOP (S (NP (PRP It)) (VP (VBD was=2) (S (NP (-LRB- -LRB-) (NN x))))))"
 
 
-def test_a_tree_of_traces_alone_is_an_empty_root() -> None:
+def test_a_tree_of_only_traces_becomes_an_empty_root() -> None:
     assert strip(parse("((S))")) == Tree(ROOT)
     assert strip(parse("(S (NP (-NONE- *)))")) == Tree(ROOT)
     assert linearise(Tree(ROOT)) == []
@@ -69,20 +69,20 @@ def test_any_sequence_is_repaired_to_a_tree_over_exactly_the_words(sequence: lis
     tree = repair(sequence, words)
     assert tree.words() == words
     assert tree.label == ROOT
-    assert repair(linearise(tree), words) == tree, "what was repaired once needs no repair"
+    assert repair(linearise(tree), words) == tree, "a repaired tree needs no repair"
 
-    def whole(node: Tree) -> bool:
-        return node.word is not None or (bool(node.children) and all(map(whole, node.children)))
+    def has_words(node: Tree) -> bool:
+        return node.word is not None or (bool(node.children) and all(map(has_words, node.children)))
 
-    assert all(map(whole, tree.children)), "no constituent is empty"
+    assert all(map(has_words, tree.children)), "no constituent is empty"
 
 
 @pytest.mark.parametrize(
     ("sequence", "repaired"),
     [
-        ("(S (NP XX (VP XX )S", "(TOP (S (NP (XX a) (VP (XX b)))) (XX c))"),  # closes what is open inside
-        ("XX )NP (S XX XX XX XX )S", "(TOP (XX a) (S (XX b) (XX c)))"),  # closes nothing; a word too many
-        ("(S (NP )NP XX XX XX", "(TOP (S (XX a) (XX b) (XX c)))"),  # an empty bracket; one never closed
+        ("(S (NP XX (VP XX )S", "(TOP (S (NP (XX a) (VP (XX b)))) (XX c))"),  # closes the open bracket inside
+        ("XX )NP (S XX XX XX XX )S", "(TOP (XX a) (S (XX b) (XX c)))"),  # closes nothing; one XX too many
+        ("(S (NP )NP XX XX XX", "(TOP (S (XX a) (XX b) (XX c)))"),  # one empty bracket; one is never closed
         ("", "(TOP (XX a) (XX b) (XX c))"),
     ],
 )
@@ -90,11 +90,11 @@ def test_repairs_worked_out_by_hand(sequence: str, repaired: str) -> None:
     assert str(repair(sequence.split(), ["a", "b", "c"])) == repaired
 
 
-def test_brackets_without_end_do_not_exhaust_the_stack() -> None:
+def test_very_many_brackets_do_not_overflow_the_stack() -> None:
     tree = repair(["(S"] * 100_000 + [WORD], ["a"])
     assert tree.words() == ["a"]
-    assert str(tree).count("(S") == DEEPEST - 1
-    with pytest.raises(DataError, match=f"more than {DEEPEST} brackets deep at character"):
+    assert str(tree).count("(S") == MAX_DEPTH - 1
+    with pytest.raises(DataError, match=f"more than {MAX_DEPTH} brackets deep at character"):
         parse("(S " * 100_000)
 
 
@@ -103,22 +103,22 @@ def test_brackets_without_end_do_not_exhaust_the_stack() -> None:
     [
         ("(S (NN a)", "1 brackets are never closed"),
         ("(S (NN a)))", "closes at character 11 that was never opened"),
-        ("(S (NN b) c)", "word 'c' at character 11 stands in no bracket of its own"),
+        ("(S (NN b) c)", "word 'c' at character 11 has no bracket around it"),
         ("(S a (NN b))", "a bracket opens at character 6 after the word 'a'"),
-        ("a", "word 'a' at character 1 stands in no bracket"),
+        ("a", "word 'a' at character 1 has no bracket around it"),
         ("(S (NN a)) (S (NN b))", "there are 2 trees where one was expected"),
         ("", "there are 0 trees"),
     ],
 )
-def test_what_is_no_tree_is_refused(text: str, message: str) -> None:
+def test_invalid_trees_are_refused(text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         parse(text)
 
 
-def test_a_file_is_read_line_by_line(tmp_path: Path) -> None:
+def test_a_file_has_one_tree_per_line(tmp_path: Path) -> None:
     file = tmp_path / "bank.mrg.xz"
     with lzma.open(file, "wt", encoding="utf-8", newline="\n") as lines:
-        lines.write(f"{JOHN}\n(S (NN x\u2028y\u00a0z w))\n(S\n")  # to Unicode an end of line and a space, but not here
+        lines.write(f"{JOHN}\n(S (NN x\u2028y\u00a0z w))\n(S\n")  # Unicode's line end and space, but not ours
     trees = read_trees(file)
     assert next(trees).words() == ["John", "has", "a", "dog", "."]
     assert next(trees).words() == ["x\u2028y\u00a0z w"]
@@ -126,15 +126,15 @@ def test_a_file_is_read_line_by_line(tmp_path: Path) -> None:
         next(trees)
 
 
-def test_treebanks_with_names_come_with_their_documents(tmp_path: Path) -> None:
+def test_named_treebanks_give_the_document_of_each_tree(tmp_path: Path) -> None:
     (tmp_path / "trees").mkdir()
     (tmp_path / "trees" / "gum.mrg.xz").write_bytes(lzma.compress(f"{JOHN}\n{JOHN}\n".encode()))
     (tmp_path / "trees" / "gum.doc").write_text("a\nb\n")
     assert list(read_treebank("gum", tmp_path)) == [("a", parse(JOHN)), ("b", parse(JOHN))]
     (tmp_path / "trees" / "gum.doc").write_text("a\n")
-    with pytest.raises(DataError, match="have not the same number of lines"):
+    with pytest.raises(DataError, match="differ in their number of lines"):
         list(read_treebank("gum", tmp_path))
-    with pytest.raises(DataError, match="'gam' is no treebank that has a name: choose from wsj-sample, craft, gum"):
+    with pytest.raises(DataError, match="'gam' is not a named treebank: choose from wsj-sample, craft, gum"):
         list(read_treebank("gam", tmp_path))
-    with pytest.raises(DataError, match=r"craft\.mrg is missing, packed or not: get it from https"):
+    with pytest.raises(DataError, match=r"craft\.mrg is missing \(also as \.xz or \.gz\): get it from https"):
         list(read_treebank("craft", tmp_path))

@@ -1,4 +1,4 @@
-"""The compiled model: its products are exact, it says what its slow twin says, and it can be missing."""
+"""The compiled engine: exact products, the same results as its slow twins, and an error that says why it is missing."""
 
 from __future__ import annotations
 
@@ -35,15 +35,17 @@ from transduce.search.hypotheses import Beams, Hypothesis, Sentence
 from transduce.search.loop import limit_of, padded, search, sentences_at_a_time
 from transduce.search.peaks import GROUP, Peaks
 
-pytestmark = pytest.mark.skipif("AVX512" in str(native.why_missing("int8")), reason="this processor cannot")
+pytestmark = pytest.mark.skipif(
+    "AVX512" in str(native.why_missing("int8")), reason="this processor cannot run the compiled engine"
+)
 PRECISIONS: list[Precision] = ["int8", "float32"]
 
 
-def up(n: int, to: int) -> int:
-    return -(-n // to) * to
+def round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
 
 
-@pytest.fixture(scope="module", params=[(), ("-mno-amx-int8",)], ids=["all it has", "without AMX"])
+@pytest.fixture(scope="module", params=[(), ("-mno-amx-int8",)], ids=["all instructions", "without AMX"])
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     path = tmp_path_factory.mktemp("native") / "native.so"
     flags = [*native.FLAGS, *native.WIDE, *request.param, "-Wall", "-Wextra", "-Werror"]
@@ -63,72 +65,71 @@ SHAPES = [
 ]
 
 
-def filled(x_RN: Tensor) -> Tensor:
-    """Up to what products take."""
+def with_padding(x_RN: Tensor) -> Tensor:
+    """Rows and inputs padded to the multiples that products require."""
     n_rows, n_in = x_RN.shape
-    return F.pad(x_RN, (0, up(n_in, INPUTS) - n_in, 0, up(n_rows, ROWS) - n_rows))
+    return F.pad(x_RN, (0, round_up(n_in, INPUTS) - n_in, 0, round_up(n_rows, ROWS) - n_rows))
 
 
-def product_of(library: ctypes.CDLL, W_FN: Tensor, dtype: torch.dtype) -> Callable[[Tensor, int], Tensor]:
-    """Of the first rows of what is filled up. `dtype`: of what comes out."""
+def product_by(library: ctypes.CDLL, W_FN: Tensor, dtype: torch.dtype) -> Callable[[Tensor, int], Tensor]:
+    """A function that multiplies the first rows of a padded tensor by W. `dtype`: the dtype of its result."""
     n_out, n_in = W_FN.shape
-    packed = torch.empty(up(n_in, INPUTS) * up(n_out, COLUMNS), dtype=W_FN.dtype)
-    sums = torch.empty(up(n_out, COLUMNS), dtype=torch.int32)
+    packed = torch.empty(round_up(n_in, INPUTS) * round_up(n_out, COLUMNS), dtype=W_FN.dtype)
+    sums = torch.empty(round_up(n_out, COLUMNS), dtype=torch.int32)
     library.pack(W_FN.data_ptr(), n_in, n_out, packed.data_ptr(), sums.data_ptr())
     matrix = native.Matrix(packed.data_ptr(), sums.data_ptr(), None, None, n_in, n_out)
 
-    def product(x_RN: Tensor, n_rows: int, _held: tuple[Tensor, Tensor] = (packed, sums)) -> Tensor:
-        found_RF = torch.empty(up(n_rows, ROWS), up(n_out, COLUMNS), dtype=dtype)
-        library.multiply(x_RN.data_ptr(), n_rows, ctypes.byref(matrix), found_RF.data_ptr())
-        return found_RF[:n_rows, :n_out]
+    def product(x_RN: Tensor, n_rows: int, _keep_alive: tuple[Tensor, Tensor] = (packed, sums)) -> Tensor:
+        result_RF = torch.empty(round_up(n_rows, ROWS), round_up(n_out, COLUMNS), dtype=dtype)
+        library.multiply(x_RN.data_ptr(), n_rows, ctypes.byref(matrix), result_RF.data_ptr())
+        return result_RF[:n_rows, :n_out]
 
     return product
 
 
 @pytest.mark.parametrize(("n_rows", "n_in", "n_out"), SHAPES)
-def test_products_are_exact(library: ctypes.CDLL, n_rows: int, n_in: int, n_out: int) -> None:
+def test_int8_products_are_exact(library: ctypes.CDLL, n_rows: int, n_in: int, n_out: int) -> None:
     torch.manual_seed(0)
     x_RN, W_FN = (torch.randint(-127, 128, (n, n_in), dtype=torch.int8) for n in (n_rows, n_out))
-    found_RF = product_of(library, W_FN, torch.int32)(filled(x_RN), n_rows)
-    assert torch.equal(found_RF, x_RN.int() @ W_FN.int().T)
+    result_RF = product_by(library, W_FN, torch.int32)(with_padding(x_RN), n_rows)
+    assert torch.equal(result_RF, x_RN.int() @ W_FN.int().T)
 
 
 @pytest.mark.parametrize(("n_rows", "n_in", "n_out"), SHAPES)
-def test_in_float32_a_row_is_the_same_alone(n_rows: int, n_in: int, n_out: int) -> None:
+def test_in_float32_a_row_has_the_same_result_alone_and_among_others(n_rows: int, n_in: int, n_out: int) -> None:
     torch.manual_seed(0)
     x_RN, W_FN = (torch.randn(n, n_in) for n in (n_rows, n_out))
-    product, filled_RN = product_of(native.library("float32"), W_FN, torch.float32), filled(x_RN)
-    found_RF = product(filled_RN, n_rows)
+    product, padded_RN = product_by(native.library("float32"), W_FN, torch.float32), with_padding(x_RN)
+    result_RF = product(padded_RN, n_rows)
     expected = x_RN.double() @ W_FN.double().T
-    torch.testing.assert_close(found_RF.double(), expected, rtol=1e-4, atol=1e-3)
-    assert torch.equal(found_RF, torch.cat([product(filled_RN[row:], 1) for row in range(n_rows)]))
+    torch.testing.assert_close(result_RF.double(), expected, rtol=1e-4, atol=1e-3)
+    assert torch.equal(result_RF, torch.cat([product(padded_RN[row:], 1) for row in range(n_rows)]))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_queries_have_the_same_answers_alone_and_together(precision: Precision) -> None:
-    """Of attention: rows times weights, for up to four queries at once."""
+def test_weighted_sums_of_a_query_are_the_same_alone_and_together(precision: Precision) -> None:
+    """Attention multiplies rows by the weights of up to four queries at once."""
     torch.manual_seed(0)
-    mix = native.library(precision).weighted_sums
+    weighted_sums = native.library(precision).weighted_sums
     for width, n_rows in itertools.product((13, 16, 29, 32, 41, 64, 70), range(1, 50)):
         rows_RW, weight_QR = torch.randn(n_rows, width).to(DTYPES[precision][1]), torch.randn(4, n_rows)
         lengths = n_rows, n_rows, rows_RW.data_ptr(), width, 0, width
-        found = {n: torch.full((n, width), torch.nan) for n in (2, 3, 4)}
+        together = {n: torch.full((n, width), torch.nan) for n in (2, 3, 4)}
         alone_QW = torch.full((4, width), torch.nan)
-        for n, out_QW in found.items():
-            mix(n, weight_QR.data_ptr(), *lengths, out_QW.data_ptr(), width)
+        for n, out_QW in together.items():
+            weighted_sums(n, weight_QR.data_ptr(), *lengths, out_QW.data_ptr(), width)
         for query in range(4):
-            mix(1, weight_QR[query].data_ptr(), *lengths, alone_QW[query].data_ptr(), width)
+            weighted_sums(1, weight_QR[query].data_ptr(), *lengths, alone_QW[query].data_ptr(), width)
         torch.testing.assert_close(alone_QW, weight_QR @ rows_RW.float(), rtol=1e-4, atol=1e-4)
-        assert all(torch.equal(out_QW, alone_QW[:n]) for n, out_QW in found.items()), (width, n_rows)
+        assert all(torch.equal(out_QW, alone_QW[:n]) for n, out_QW in together.items()), (width, n_rows)
 
 
-def test_no_rows_are_no_product() -> None:
-    """What lies there stays."""
+def test_a_product_of_no_rows_writes_nothing() -> None:
     for precision, (dtype, _) in DTYPES.items():
-        library, totals = native.library(precision), torch.float32 if precision == "float32" else torch.int32
+        library, sum_dtype = native.library(precision), torch.float32 if precision == "float32" else torch.int32
         packed, sums = torch.zeros(64 * 64, dtype=dtype), torch.zeros(64, dtype=torch.int32)
         matrix = native.Matrix(packed.data_ptr(), sums.data_ptr(), None, None, 64, 64)
-        x_RN, out_RF = torch.ones(32, 64).to(dtype), torch.full((32, 64), 7, dtype=totals)
+        x_RN, out_RF = torch.ones(32, 64).to(dtype), torch.full((32, 64), 7, dtype=sum_dtype)
         library.multiply(x_RN.data_ptr(), 0, ctypes.byref(matrix), out_RF.data_ptr())
         assert bool((out_RF == 7).all())
 
@@ -144,9 +145,9 @@ CHANGES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
-def test_steps_are_those_of_the_slow_twin(changes: dict[str, Any], precision: Precision) -> None:
-    """Two rows of each sentence change places at every step; sentences join and leave. In int8 a value between
-    two whole numbers may fall to another side in each, and with it a row: so most rows are near, and none is far."""
+def test_steps_equal_those_of_the_slow_twin(changes: dict[str, Any], precision: Precision) -> None:
+    """The two rows of each sentence are reordered at every step; sentences join and leave. In int8 a value halfway
+    between two integers may be rounded differently, which changes its row: most rows are close, and none is far off."""
     config = prime_config(**changes)
     model = random_model(config, torch.float32).eval()
     exact, slow, fast = CachedStepper(model), CachedStepper(model, "int8"), NativeStepper(model, precision)
@@ -156,18 +157,18 @@ def test_steps_are_those_of_the_slow_twin(changes: dict[str, Any], precision: Pr
     first, second = (sources(n, longest, n, config.pad_id) for n, longest in ((3, 11), (2, 17)))
     states = [stepper.start(first).select(torch.arange(3).repeat_interleave(2)) for stepper in steppers]
     torch.manual_seed(1)
-    off: list[Tensor] = []
-    between: list[Tensor] = []
+    errors: list[Tensor] = []
+    int8_errors: list[Tensor] = []
     for i in range(30):
         n = states[0].n_sentences
         last_R = torch.randint(3, 30, (2 * n,))
-        found: list[Peaks] = []
+        results: list[Peaks] = []
         for place, stepper in enumerate(steppers):
             peaks, states[place] = stepper.step(last_R, states[place])
-            found.append(peaks)
-        off.append((found[2].logits() - found[1].logits()).abs().amax(1))
-        between.append((found[1].logits() - found[0].logits()).abs().amax(1))
-        its_own(found[2])
+            results.append(peaks)
+        errors.append((results[2].logits() - results[1].logits()).abs().amax(1))
+        int8_errors.append((results[1].logits() - results[0].logits()).abs().amax(1))
+        check_peaks(results[2])
         rows_R = torch.randint(0, 2, (2 * n,)) + 2 * torch.arange(n).repeat_interleave(2)
         kept = torch.randperm(n)[: n - 1] if i % 9 == 5 else None
         rows_R = rows_R if kept is None else rows_R.view(n, 2)[kept].flatten()
@@ -175,39 +176,39 @@ def test_steps_are_those_of_the_slow_twin(changes: dict[str, Any], precision: Pr
         if i % 9 == 6:
             new = [stepper.start(second).select(torch.arange(2).repeat_interleave(2)) for stepper in steppers]
             states = [state.join(other) for state, other in zip(states, new, strict=True)]
-    off_R, between_R = torch.cat(off), torch.cat(between)
-    assert float(off_R.median()) < 1e-3 * float(between_R.median())
-    assert float(off_R.max()) < (2 if precision == "int8" else 1e-3) * float(between_R.max())
+    error_R, int8_error_R = torch.cat(errors), torch.cat(int8_errors)
+    assert float(error_R.median()) < 1e-3 * float(int8_error_R.median())
+    assert float(error_R.max()) < (2 if precision == "int8" else 1e-3) * float(int8_error_R.max())
 
 
-def its_own(peaks: Peaks) -> None:
-    """Peaks, the sum and what is looked at belong to its logits."""
+def check_peaks(peaks: Peaks) -> None:
+    """The peaks, the sum and the groups that can be read agree with the logits."""
     logits_RV = peaks.logits()
-    same = Peaks.of(logits_RV)
-    torch.testing.assert_close(peaks.peak_RN, same.peak_RN)
-    torch.testing.assert_close(peaks.log_sum_R1, same.log_sum_R1, atol=2e-5, rtol=0)
+    expected = Peaks.of(logits_RV)
+    torch.testing.assert_close(peaks.peak_RN, expected.peak_RN)
+    torch.testing.assert_close(peaks.log_sum_R1, expected.log_sum_R1, atol=2e-5, rtol=0)
     n_rows, n_groups = peaks.peak_RN.shape
     row, group = torch.arange(n_rows)[:, None].expand(-1, n_groups), torch.arange(n_groups).expand(n_rows, -1)
-    looked_RV = peaks.look(row.contiguous(), group.contiguous()).flatten(1)[:, : logits_RV.shape[1]]
-    torch.testing.assert_close(looked_RV, logits_RV)
-    last = peaks.look(row[:, -1:].contiguous(), group[:, -1:].contiguous()).flatten(1)
-    assert bool((last[:, logits_RV.shape[1] - (n_groups - 1) * GROUP :] < -1e38).all()), "past the last there is none"
+    read_RV = peaks.read_groups(row.contiguous(), group.contiguous()).flatten(1)[:, : logits_RV.shape[1]]
+    torch.testing.assert_close(read_RV, logits_RV)
+    last = peaks.read_groups(row[:, -1:].contiguous(), group[:, -1:].contiguous()).flatten(1)
+    assert bool((last[:, logits_RV.shape[1] - (n_groups - 1) * GROUP :] < -1e38).all()), "columns past the vocabulary"
 
 
-class Slow:
-    """The same steps; all that a search does around them is search.py's."""
+class StepsOnly:
+    """The same steps, without `turn` and `enter`: the search uses those of search/loop.py."""
 
     def __init__(self, stepper: NativeStepper) -> None:
         self.start, self.step = stepper.start, stepper.step
 
 
-def one_that_ends(more: float) -> Transformer:
-    """Random, but that the end mark is as probable as others: else all would be cut off at the limit."""
+def model_that_ends(bias: float) -> Transformer:
+    """A random model with a bias for the end mark: without it, all hypotheses would be cut at the limit."""
     config = prime_config(target_vocab_size=300, tied_embeddings="none", output_bias=True)
     model = random_model(config, torch.float32).eval()
     assert model.embedding.output_bias is not None
     with torch.no_grad():
-        model.embedding.output_bias[config.eos_id] += more
+        model.embedding.output_bias[config.eos_id] += bias
     return model
 
 
@@ -223,65 +224,67 @@ SEARCHES: list[tuple[dict[str, Any], float]] = [
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("settings", "forbidden"), SEARCHES, ids=str)
-def test_searches_find_the_same(settings: dict[str, Any], forbidden: float, precision: Precision) -> None:
-    """As by turns of search.py. Past tokens may be added up in another order, so scores are near; in int8 a value may
-    then fall to another whole number, and a search to another side: few do."""
-    how, n_far = DecodeConfig(**settings), 0
-    fast = NativeStepper(one_that_ends(8 if how.beam_size == 1 else 6), precision)
+def test_compiled_turns_give_the_results_of_the_turns_in_python(
+    settings: dict[str, Any], forbidden: float, precision: Precision
+) -> None:
+    """Past tokens may be summed in another order, so scores differ slightly. In int8 a value may then be rounded to
+    another integer, and a few searches choose differently. `forbidden`: the share of forbidden tokens."""
+    decode, n_different = DecodeConfig(**settings), 0
+    fast = NativeStepper(model_that_ends(8 if decode.beam_size == 1 else 6), precision)
     config, rules = fast.config, rules_of(fast.config, forbidden)
     rules = rules._replace(penalty_AV=rules.penalty_AV.float())
     sentences, n_turns = sentences_of(61, 5), Counter[bool]()
 
-    def found_by(is_fast: bool) -> dict[int, list[Hypothesis]]:
-        stepper: Any = fast if is_fast else Slow(fast)
+    def results_of(is_fast: bool) -> dict[int, list[Hypothesis]]:
+        stepper: Any = fast if is_fast else StepsOnly(fast)
         count = lambda _: n_turns.update([is_fast]) or ()  # noqa: E731
-        return by_number(search(stepper, config, sentences, how, rules, batch_size=11, cancelled=count))
+        return by_number(search(stepper, config, sentences, decode, rules, batch_size=11, cancelled=count))
 
-    found, expected = found_by(True), found_by(False)
-    assert found.keys() == expected.keys()
-    assert n_turns[True] == pytest.approx(n_turns[False], rel=0.05), "but for those who were close, as many"
+    results, expected = results_of(True), results_of(False)
+    assert results.keys() == expected.keys()
+    assert n_turns[True] == pytest.approx(n_turns[False], rel=0.05), "only close choices may change the number of turns"
     if forbidden < 0.9:
-        assert {True, False} == {one.has_ended for of in expected.values() for one in of}
-    for number, others in expected.items():
-        own = found[number]
-        is_same = [(one.ids, one.has_ended) for one in own] == [(one.ids, one.has_ended) for one in others]
-        near = 1e-4 if precision == "float32" else 0.05
+        assert {True, False} == {h.has_ended for hypotheses in expected.values() for h in hypotheses}
+    for number, slow in expected.items():
+        quick = results[number]
+        is_same = [(h.ids, h.has_ended) for h in quick] == [(h.ids, h.has_ended) for h in slow]
+        tolerance = 1e-4 if precision == "float32" else 0.05
         is_near = is_same and all(
-            (a.log_prob, a.score, a.margin) == pytest.approx((b.log_prob, b.score, b.margin), rel=1e-5, abs=near)
-            for a, b in zip(own, others, strict=True)
+            (a.log_prob, a.score, a.margin) == pytest.approx((b.log_prob, b.score, b.margin), rel=1e-5, abs=tolerance)
+            for a, b in zip(quick, slow, strict=True)
         )
-        n_far += not is_near and others[0].margin > near
-    assert n_far <= (0 if precision == "float32" else 3)
+        n_different += not is_near and slow[0].margin > tolerance
+    assert n_different <= (0 if precision == "float32" else 3)
 
 
-@pytest.mark.parametrize(("beam_size", "most"), [(1, 24), (4, 6), (30, 1)])
-def test_a_small_model_searches_no_more_at_a_time_than_pay(
-    beam_size: int, most: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("beam_size", "max_sentences"), [(1, 24), (4, 6), (30, 1)])
+def test_a_small_model_searches_at_most_max_rows_hypotheses_at_a_time(
+    beam_size: int, max_sentences: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transduce.engines.native.stepper.MAX_ROWS", 24)
-    stepper, settings = NativeStepper(one_that_ends(6), "int8"), DecodeConfig(beam_size=beam_size)
-    beside: list[int] = []
+    stepper, settings = NativeStepper(model_that_ends(6), "int8"), DecodeConfig(beam_size=beam_size)
+    n_running: list[int] = []
 
     def count(running: Sequence[Sentence]) -> Iterable[int]:
-        beside.append(len(running))
+        n_running.append(len(running))
         return ()
 
-    found = by_number(search(stepper, stepper.config, sentences_of(61, 5), settings, batch_size=50, cancelled=count))
-    assert len(found) == 61
-    assert max(beside) == most
+    results = by_number(search(stepper, stepper.config, sentences_of(61, 5), settings, batch_size=50, cancelled=count))
+    assert len(results) == 61
+    assert max(n_running) == max_sentences
 
 
-def test_a_large_model_searches_as_many_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its weights are read from memory at each step, however few its rows are."""
+def test_a_large_model_has_no_limit_on_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are read from memory at each step, for few rows as for many."""
     monkeypatch.setattr("transduce.engines.native.stepper.CACHED", 1000)
-    stepper = NativeStepper(one_that_ends(6), "int8")
+    stepper = NativeStepper(model_that_ends(6), "int8")
     assert stepper.n_bytes > 1000
     assert sentences_at_a_time(stepper, 1000, 4) == 1000
-    assert sentences_at_a_time(CachedStepper(one_that_ends(6)), 1000, 4) == 1000
-    assert NativeStepper(one_that_ends(6), "float32").max_rows is None
+    assert sentences_at_a_time(CachedStepper(model_that_ends(6)), 1000, 4) == 1000
+    assert NativeStepper(model_that_ends(6), "float32").max_rows is None
 
 
-def test_keys_that_float16_cannot_hold_are_cut_to_what_it_can() -> None:
+def test_keys_out_of_the_range_of_float16_are_clamped() -> None:
     config = prime_config(attention_bias=True)
     model = random_model(config, torch.float32).eval()
     with torch.no_grad():
@@ -294,64 +297,65 @@ def test_keys_that_float16_cannot_hold_are_cut_to_what_it_can() -> None:
     states = [stepper.start(source_BS) for stepper in steppers]
     key_LBHK = states[1].memory_key_LBHKS[..., 0]
     assert (float(key_LBHK.max()), float(key_LBHK.min())) == (65504, -65504)
-    (expected, _), (found, _) = (
+    (expected, _), (peaks, _) = (
         stepper.step(torch.tensor([5, 6, 7]), state) for stepper, state in zip(steppers, states, strict=True)
     )
-    torch.testing.assert_close(found.logits(), expected.logits(), atol=0.2, rtol=0)
+    torch.testing.assert_close(peaks.logits(), expected.logits(), atol=0.2, rtol=0)
 
 
-def test_turns_of_both_kinds_go_on_with_what_the_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a forced prefix turns are those of search.py, before and after it compiled."""
-    fast, how = NativeStepper(one_that_ends(6), "float32"), DecodeConfig(beam_size=3)
+def test_compiled_turns_and_turns_in_python_can_alternate_in_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a prefix is forced, turns are those of search/loop.py; before and after that they are compiled."""
+    fast, decode = NativeStepper(model_that_ends(6), "float32"), DecodeConfig(beam_size=3)
     config = fast.config
     prefixes = {4: [5], 5: [6] * 15}
     sentences = [s._replace(prefix=prefixes.get(s.number % 9, ())) for s in sentences_of(61, 3)]
-    kinds: list[bool] = []
+    turns: list[bool] = []
     is_plain = SearchSettings.is_plain
 
-    def noted(self: SearchSettings, beams: Beams) -> bool:
-        kinds.append(is_plain(self, beams))
-        return kinds[-1]
+    def recorded(self: SearchSettings, beams: Beams) -> bool:
+        turns.append(is_plain(self, beams))
+        return turns[-1]
 
-    monkeypatch.setattr(SearchSettings, "is_plain", noted)
-    found = by_number(search(fast, config, sentences, how, batch_size=7, batch_tokens=80))
-    n_changes = sum(one != other for one, other in pairwise(kinds))
-    assert n_changes > 6, "after a prefix all were of one kind"
-    expected = by_number(search(Slow(fast), config, sentences, how, batch_size=7, batch_tokens=80))
-    assert found.keys() == expected.keys()
-    for number, others in expected.items():
-        assert [one.ids for one in found[number]] == [one.ids for one in others]
-        assert found[number][0].log_prob == pytest.approx(others[0].log_prob, rel=1e-5)
-    assert all(found[number][0].ids[:15] == [6] * 15 for number in range(5, 61, 9))
+    monkeypatch.setattr(SearchSettings, "is_plain", recorded)
+    results = by_number(search(fast, config, sentences, decode, batch_size=7, batch_tokens=80))
+    n_changes = sum(before != after for before, after in pairwise(turns))
+    assert n_changes > 6, "turns hardly alternated, so this test shows nothing"
+    expected = by_number(search(StepsOnly(fast), config, sentences, decode, batch_size=7, batch_tokens=80))
+    assert results.keys() == expected.keys()
+    for number, slow in expected.items():
+        assert [h.ids for h in results[number]] == [h.ids for h in slow]
+        assert results[number][0].log_prob == pytest.approx(slow[0].log_prob, rel=1e-5)
+    assert all(results[number][0].ids[:15] == [6] * 15 for number in range(5, 61, 9))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_who_enters_by_one_call_stands_as_by_many(precision: Precision) -> None:
-    """Every tensor of hypotheses and state, but what nobody reads: cells that are hidden, lanes past a source."""
+def test_entering_in_one_call_equals_entering_in_several(precision: Precision) -> None:
+    """Compares every tensor of hypotheses and state, except parts that are never read: hidden cells, lanes past the end
+    of a source."""
     config = prime_config(target_vocab_size=300, tied_embeddings="none")
     stepper, settings = NativeStepper(random_model(config, torch.float32).eval(), precision), DecodeConfig(beam_size=3)
-    how = SearchSettings(settings, free(config), config.eos_id, best)
+    search_settings = SearchSettings(settings, free(config), config.eos_id, best)
     first = [Sentence(i, [*range(3, 20 - i)]) for i in range(5)]
     new, places = [Sentence(7, [4, 5, 6]), Sentence(8, [*range(8, 21)])], [3, 1]
 
-    def begun(sentences: list[Sentence]) -> tuple[Beams, Cells]:
+    def started(sentences: list[Sentence]) -> tuple[Beams, Cells]:
         source_BS = padded([sentence.source for sentence in sentences], config.pad_id, torch.device("cpu"))
         state = stepper.start(source_BS).select(torch.arange(len(sentences)).repeat_interleave(3))
         limits = [limit_of(sentence, settings, None) for sentence in sentences]
         return Beams.start(sentences, settings, limits, config.bos_id, torch.device("cpu")), state
 
     def some_turns() -> tuple[Beams, Cells]:
-        beams, state = begun(first)
+        beams, state = started(first)
         for _ in range(4):
-            beams, state, _ = stepper.turn(beams, state, how)
+            beams, state, _ = stepper.turn(beams, state, search_settings)
         return beams, state
 
     beams, state = some_turns()
     entered = stepper.enter(beams, state, places, new, [limit_of(sentence, settings, None) for sentence in new])
     assert entered is not None
     beams, state = some_turns()
-    fresh_beams, fresh = begun(new)
-    expected = beams.put(torch.tensor(places), fresh_beams), state.put(torch.tensor(places), fresh)
+    new_beams, new_state = started(new)
+    expected = beams.put(torch.tensor(places), new_beams), state.put(torch.tensor(places), new_state)
     for f in fields(Beams):
         assert torch.equal(getattr(entered[0], f.name), getattr(expected[0], f.name)), f.name
     for name in ("unseen_B11S", "source_B", "hidden_BKC", "length_B"):
@@ -359,69 +363,70 @@ def test_who_enters_by_one_call_stands_as_by_many(precision: Precision) -> None:
     assert entered[1].longest == expected[1].longest == 4
     is_seen_1B11S = entered[1].unseen_B11S[None] == 0
     for name, seen in (("memory_key_LBHKS", is_seen_1B11S), ("memory_value_LBHSU", is_seen_1B11S.transpose(3, 4))):
-        a, b = (getattr(some, name).where(seen, torch.zeros(())) for some in (entered[1], expected[1]))
+        a, b = (getattr(state, name).where(seen, torch.zeros(())) for state in (entered[1], expected[1]))
         assert torch.equal(a, b), name
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_each_sees_as_many_cells_as_it_has_tokens(precision: Precision) -> None:
-    """One sentence at a time: beside others, those that ended leave cells in what is copied anyway."""
+def test_each_live_hypothesis_sees_as_many_cells_as_it_has_tokens(precision: Precision) -> None:
+    """One sentence at a time, so that cells of finished sentences do not hide an error."""
     translator = Translator.load(device="cpu", precision=precision, batch_size=1)
     translator.settings = replace(translator.settings, beam_size=8, n_best=5)
-    turn, n_looked_at = translator.stepper.turn, 0  # type: ignore[attr-defined]
+    turn, n_checked = translator.stepper.turn, 0  # type: ignore[attr-defined]
 
-    def looked_at(beams: Beams, state: Cells, how: SearchSettings) -> tuple[Beams, Cells, list[bool]]:
-        nonlocal n_looked_at
-        beams, state, is_over = turn(beams, state, how)
-        goes_on_BK = (beams.log_prob_BK > -torch.inf) & ~torch.tensor(is_over)[:, None]
+    def checked_turn(beams: Beams, state: Cells, settings: SearchSettings) -> tuple[Beams, Cells, list[bool]]:
+        nonlocal n_checked
+        beams, state, is_over = turn(beams, state, settings)
+        is_live_BK = (beams.log_prob_BK > -torch.inf) & ~torch.tensor(is_over)[:, None]
         n_seen_BK = (state.hidden_BKC == 0).sum(2)
-        assert torch.equal(n_seen_BK[goes_on_BK], beams.length_B[:, None].expand_as(n_seen_BK)[goes_on_BK])
-        n_looked_at += int(goes_on_BK.sum())
+        assert torch.equal(n_seen_BK[is_live_BK], beams.length_B[:, None].expand_as(n_seen_BK)[is_live_BK])
+        n_checked += int(is_live_BK.sum())
         return beams, state, is_over
 
-    translator.stepper.turn = looked_at  # type: ignore[attr-defined]
+    translator.stepper.turn = checked_turn  # type: ignore[attr-defined]
     for text in heldout()[0][:100]:
         translator.translate([text])
-    assert n_looked_at > 1000
+    assert n_checked > 1000
 
 
-def test_past_the_end_of_a_table_nothing_is_read() -> None:
+def test_positions_and_token_ids_past_the_end_of_a_table_are_refused() -> None:
     config = prime_config(positions="learned", max_positions=41)
-    fast, how = NativeStepper(random_model(config, torch.float32).eval(), "float32"), DecodeConfig(min_length=60)
+    fast, decode = NativeStepper(random_model(config, torch.float32).eval(), "float32"), DecodeConfig(min_length=60)
     with pytest.raises(DataError, match="a text has 42 tokens, learned positions end at 41"):
         fast.start(torch.full((1, 42), 5))
     with pytest.raises(DataError, match="a text has 42 tokens, learned positions end at 41"):
-        by_number(search(fast, config, [Sentence(0, [5, 6, 7])], how))
-    with pytest.raises(DataError, match="token ids from 5 to 50000, this model knows 0 to"):
+        by_number(search(fast, config, [Sentence(0, [5, 6, 7])], decode))
+    with pytest.raises(DataError, match="token ids are from 5 to 50000, must be from 0 to"):
         fast.start(torch.tensor([[5, 50_000]]))
-    with pytest.raises(DataError, match="token ids from 5 to 50000, this model knows 0 to"):
-        by_number(search(fast, config, [Sentence(0, [5]), Sentence(1, [5, 50_000])], how, batch_size=1, longest=5))
+    sentences = [Sentence(0, [5]), Sentence(1, [5, 50_000])]
+    with pytest.raises(DataError, match="token ids are from 5 to 50000, must be from 0 to"):
+        by_number(search(fast, config, sentences, decode, batch_size=1, longest=5))
 
 
-def test_who_has_no_room_does_not_enter_by_one_call() -> None:
+def test_a_sentence_that_needs_more_room_or_a_prefix_does_not_enter_in_one_call() -> None:
     config = prime_config(target_vocab_size=300, tied_embeddings="none")
     stepper, settings = NativeStepper(random_model(config, torch.float32).eval(), "int8"), DecodeConfig()
-    here = Beams.start([Sentence(0, [3] * 9)], settings, [20], config.bos_id, torch.device("cpu"))
+    beams = Beams.start([Sentence(0, [3] * 9)], settings, [20], config.bos_id, torch.device("cpu"))
     state = stepper.start(torch.full((1, 9), 3)).select(torch.arange(1).repeat_interleave(settings.beam_size))
     for sentence, limit in (
         (Sentence(1, [3] * 17), 20),
         (Sentence(1, [3] * 9), 21),
         (Sentence(1, [3] * 9, prefix=[4]), 20),
     ):
-        assert stepper.enter(here, state, [0], [sentence], [limit]) is None
-    forced = replace(here, forced_BT=torch.tensor([[4]]))  # by one who leaves, or who stays
+        assert stepper.enter(beams, state, [0], [sentence], [limit]) is None
+    forced = replace(beams, forced_BT=torch.tensor([[4]]))  # by a sentence already in the search
     assert stepper.enter(forced, state, [0], [Sentence(1, [3] * 9)], [20]) is None
-    assert stepper.enter(here, state, [0], [Sentence(1, [3] * 9)], [20]) is not None
+    assert stepper.enter(beams, state, [0], [Sentence(1, [3] * 9)], [20]) is not None
 
 
-def test_cells_that_somebody_needs_are_not_given_away() -> None:
+def test_cells_in_use_are_not_taken() -> None:
     torch.manual_seed(0)
-    kernels = native.library("int8")
+    library = native.library("int8")
     for _ in range(50):
         n, n_kept, n_cells = 5, 3, 16
         hidden_BKC = torch.where(torch.rand(n, n_kept, n_cells) < 0.2, 0.0, -torch.inf)
         before_BKC, cell_BK = hidden_BKC.clone(), torch.full((n, n_kept), -7)
-        end = kernels.take_cells(hidden_BKC.data_ptr(), n, n_kept, n_cells, cell_BK.data_ptr())
+        end = library.take_cells(hidden_BKC.data_ptr(), n, n_kept, n_cells, cell_BK.data_ptr())
         is_needed_BC = (before_BKC == 0).any(1)
         if int((~is_needed_BC).sum(1).min()) < n_kept:
             assert end == -1
@@ -436,41 +441,39 @@ def test_cells_that_somebody_needs_are_not_given_away() -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_batch_changes_nothing(precision: Precision) -> None:
-    """Rows know nothing of each other, and each is added up in the same order: no bit of a score changes."""
+def test_the_batch_size_changes_no_bit_of_a_score(precision: Precision) -> None:
+    """Rows are computed independently, and the sums of each are accumulated in the same order."""
     texts = heldout()[0][:200]
     translator = Translator.load(device="cpu", precision=precision, batch_size=64)
     assert isinstance(translator.stepper, NativeStepper)
     expected = translator.translate(texts)
     for batch_size in (1, 7):
         translator.batch_size = batch_size
-        found = translator.translate(texts)
-        assert [(one.text, one.log_prob) for one in found] == [(one.text, one.log_prob) for one in expected]
+        results = translator.translate(texts)
+        assert [(result.text, result.log_prob) for result in results] == [(e.text, e.log_prob) for e in expected]
 
 
-def test_scores_are_near_those_of_float32() -> None:
+def test_int8_scores_are_close_to_those_of_float32() -> None:
     texts = heldout()[0][:200]
-    found, exact = (
+    translations, exact = (
         Translator.load(device="cpu", precision=precision).translate(texts) for precision in ("int8", "float32")
     )
-    n_same = sum(one.text == other.text for one, other in zip(found, exact, strict=True))
-    assert 150 < n_same < 200, "it is float32 after all" if n_same == 200 else "too many differ"
-    off = [
-        abs(one.log_prob - other.log_prob) for one, other in zip(found, exact, strict=True) if one.text == other.text
-    ]
-    assert sum(off) / len(off) < 0.1
+    differences = [abs(a.log_prob - b.log_prob) for a, b in zip(translations, exact, strict=True) if a.text == b.text]
+    assert len(differences) > 150
+    assert len(differences) < 200, "all texts are equal: these are float32 results"
+    assert sum(differences) / len(differences) < 0.1
 
 
-# Where it cannot be
+# When it is missing
 
 
-def test_no_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(native.CompilerError, match="there is no C compiler 'no-such-compiler'"):
         native.built("int8")
 
 
-def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bad = tmp_path / "bad-cc"
     bad.write_text("#!/bin/sh\necho it is broken >&2\nexit 1\n")
     bad.chmod(0o755)
@@ -481,15 +484,15 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert list((tmp_path / "transduce").iterdir()) == []
 
 
-def test_what_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As where the cache may not hold programs, or was filled by another system: PyTorch must be left to go on with."""
+def test_a_library_that_cannot_be_loaded_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The cache folder may forbid programs, or another system may have filled it. PyTorch must still be usable."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native.built("float32").write_bytes(b"no program")
     with pytest.raises(native.CompilerError, match="the compiled library cannot be used"):
         native.library.__wrapped__("float32")
 
 
-def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_library_is_compiled_once_for_each_set_of_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = native.built("int8")
     made = first.stat().st_mtime_ns
@@ -499,7 +502,7 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert native.built("int8") != first
 
 
-def test_the_command_translates_without_it_and_says_so(tmp_path: Path) -> None:
+def test_the_command_translates_without_a_compiler_and_reports_the_fallback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "transduce", "translate", "--dtype", "int8"]
     environment = {"CC": "no-such-compiler", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     done = subprocess.run(command, input="Ich bin müde.\n", capture_output=True, text=True, env=environment, check=True)

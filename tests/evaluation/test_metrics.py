@@ -1,4 +1,4 @@
-"""Scores are sacrebleu's and EVALB's: to the last digit where the program can be asked, and by hand where not."""
+"""Scores: exactly those of the sacrebleu program; those of EVALB are checked by hand and with a second implementation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ALTERNATIVES = [" ".join(reversed(line.split())) for line in REFERENCES]
 
 
 def command_line(folder: Path, systems: list[list[str]], references: list[list[str]], *options: str) -> str:
-    """What the program `sacrebleu` prints."""
+    """The output of the program `sacrebleu`."""
     files = {f"{kind}{i}": lines for kind, sets in (("h", systems), ("r", references)) for i, lines in enumerate(sets)}
     for name, lines in files.items():
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -69,9 +69,7 @@ def command_line(folder: Path, systems: list[list[str]], references: list[list[s
 
 
 @pytest.mark.parametrize("references", [[REFERENCES], [REFERENCES, ALTERNATIVES]], ids=["one", "two"])
-def test_values_intervals_and_signatures_are_those_of_the_command_line(
-    tmp_path: Path, references: list[list[str]]
-) -> None:
+def test_values_intervals_and_signatures_equal_those_of_sacrebleu(tmp_path: Path, references: list[list[str]]) -> None:
     options = "--format", "json", "--confidence", "--confidence-n", "100"
     printed = json.loads(command_line(tmp_path, [HYPOTHESES], references, *options))
     ours = scores(HYPOTHESES, references, n_bootstrap=100)
@@ -86,7 +84,7 @@ def test_values_intervals_and_signatures_are_those_of_the_command_line(
 
 
 @pytest.mark.parametrize("tokenise", TOKENISERS)
-def test_bleu_by_any_tokeniser_is_that_of_the_command_line(tmp_path: Path, tokenise: str) -> None:
+def test_bleu_with_each_tokeniser_equals_that_of_sacrebleu(tmp_path: Path, tokenise: str) -> None:
     options = "--format", "json", "--tokenize", tokenise
     printed = json.loads(command_line(tmp_path, [HYPOTHESES], [REFERENCES], *options))[0]
     ours = bleu(HYPOTHESES, REFERENCES, n_bootstrap=0, tokenise=tokenise)
@@ -100,7 +98,7 @@ def test_an_unknown_tokeniser_is_refused() -> None:
         bleu(HYPOTHESES, REFERENCES, tokenise="moses")
 
 
-def test_without_bootstrap_there_is_no_interval_and_the_signature_says_so() -> None:
+def test_without_bootstrap_there_is_no_interval_and_none_in_the_signature() -> None:
     without, with_interval = (bleu(HYPOTHESES, REFERENCES, n_bootstrap=n) for n in (0, 40))
     assert without.interval is None
     assert with_interval.interval is not None
@@ -109,14 +107,14 @@ def test_without_bootstrap_there_is_no_interval_and_the_signature_says_so() -> N
     assert "bs:40|seed:12345" in with_interval.signature
 
 
-def test_scores_repeat_and_are_written_as_json() -> None:
+def test_scores_are_reproducible_and_can_be_written_as_json() -> None:
     score = chrf(HYPOTHESES, REFERENCES, n_bootstrap=50)
     assert chrf(HYPOTHESES, REFERENCES, n_bootstrap=50) == score
     assert score.interval is not None
     assert json.loads(json.dumps(asdict(score))) == {**asdict(score), "interval": list(score.interval)}
 
 
-def test_one_list_of_references_is_a_set_of_one() -> None:
+def test_references_may_be_one_list_or_a_list_of_lists() -> None:
     assert scores(HYPOTHESES, REFERENCES, 0) == scores(HYPOTHESES, [REFERENCES], 0)
 
 
@@ -129,27 +127,27 @@ def test_an_interval_narrows_with_more_sentences() -> None:
     assert width(400) < width(25) / 2
 
 
-def test_ter_alone_is_better_when_lower() -> None:
+def test_only_ter_is_better_when_lower() -> None:
     assert [score.lower_is_better for score in scores(HYPOTHESES, REFERENCES, 0)] == [False, False, True]
     assert ter(REFERENCES, REFERENCES, 0).value == 0 < ter(HYPOTHESES, REFERENCES, 0).value
 
 
-def test_a_word_counts_no_more_often_than_in_the_reference() -> None:
-    # 2 of 7 words. No pair, triple or four matches: smoothing halves one match for each, then again, and again.
+def test_repeated_words_match_at_most_as_often_as_in_the_reference() -> None:
+    # 2 of 7 words match. No longer n-gram matches: smoothing counts 1/2, 1/4 and 1/8 of a match for n = 2, 3 and 4.
     value = bleu(["the the the the the the the"], ["the cat is on the mat"], 0).value
     assert value == pytest.approx(100 * (2 / 7 * 1 / (2 * 6) * 1 / (4 * 5) * 1 / (8 * 4)) ** (1 / 4), rel=1e-12)
 
 
-def test_translations_too_short_pay_for_it_and_too_long_do_not() -> None:
-    # Every n-gram matches, so that of BLEU the brevity penalty is left: 4 words for 6, then 10 for 12 in all.
+def test_short_translations_have_a_brevity_penalty_and_long_ones_do_not() -> None:
+    # Every n-gram matches, so BLEU is the brevity penalty: first for 4 words instead of 6, then for 10 instead of 12.
     assert bleu(["the cat is on"], ["the cat is on the mat"], 0).value == pytest.approx(100 * math.exp(1 - 6 / 4))
     both = bleu(["the cat is on", "a b c d e f"], ["the cat is on the mat", "a b c d e f"], 0).value
     assert both == pytest.approx(100 * math.exp(1 - 12 / 10))
-    # 6 of 7, 5 of 6, 4 of 5 and 3 of 4 match: their product is 3 / 7, and nothing else is taken off.
+    # 6 of 7, 5 of 6, 4 of 5 and 3 of 4 n-grams match. Their product is 3 / 7, and there is no brevity penalty.
     assert bleu(["a b c d e f g"], ["a b c d e f"], 0).value == pytest.approx(100 * (3 / 7) ** (1 / 4))
 
 
-def test_edits_are_counted_and_a_move_is_one_edit() -> None:
+def test_ter_counts_a_move_of_several_words_as_one_edit() -> None:
     assert ter(["a b c"], ["a b c d"], 0).value == pytest.approx(100 * 1 / 4)
     assert ter(["d e a b c"], ["a b c d e"], 0).value == pytest.approx(100 * 1 / 5)
 
@@ -160,7 +158,7 @@ sentences = st.lists(tokens, min_size=4, max_size=12).map(" ".join)
 
 @settings(deadline=None)  # the first example imports sacrebleu
 @given(st.lists(sentences, min_size=1, max_size=4))
-def test_a_text_is_its_own_perfect_translation(lines: list[str]) -> None:
+def test_a_text_compared_with_itself_has_the_best_scores(lines: list[str]) -> None:
     best = {"BLEU": 100, "chrF++": 100, "TER": 0}
     for score in scores(lines, lines, 0):
         assert score.value == pytest.approx(best[score.name])
@@ -172,14 +170,14 @@ def test_a_text_is_its_own_perfect_translation(lines: list[str]) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(sentences, sentences), min_size=1, max_size=4), st.randoms())
-def test_the_order_of_sentences_changes_no_score(pairs: list[tuple[str, str]], rng: random.Random) -> None:
+def test_the_order_of_sentences_does_not_change_scores(pairs: list[tuple[str, str]], rng: random.Random) -> None:
     shuffled = rng.sample(pairs, len(pairs))
 
-    def of(rows: list[tuple[str, str]]) -> list[float]:
+    def values_of(rows: list[tuple[str, str]]) -> list[float]:
         sides = [row[0] for row in rows], [row[1] for row in rows]
         return [*(score.value for score in scores(*sides, 0)), exact_match(*sides), length_ratio(*sides)]
 
-    assert of(shuffled) == pytest.approx(of(pairs))
+    assert values_of(shuffled) == pytest.approx(values_of(pairs))
 
 
 Metric = Callable[[list[str], Any], object]
@@ -190,8 +188,8 @@ Metric = Callable[[list[str], Any], object]
     [bleu, chrf, ter, scores, compound_split_bleu, sentence_scores, exact_match, length_ratio],
     ids=lambda metric: metric.__name__,
 )
-def test_lines_that_do_not_pair_are_refused(metric: Metric) -> None:
-    message = "there are 3 translations and 4 references: give files of the same lines"
+def test_different_numbers_of_lines_are_refused(metric: Metric) -> None:
+    message = "there are 3 translations and 4 references: give files with the same number of lines"
     with pytest.raises(DataError, match=message):
         metric(["a"] * 3, ["a"] * 4)
     with pytest.raises(DataError, match=message):
@@ -204,11 +202,11 @@ def test_lines_that_do_not_pair_are_refused(metric: Metric) -> None:
 
 @pytest.mark.parametrize("n_bootstrap", [-1, 1, 39])
 def test_too_few_samples_for_an_interval_are_refused(n_bootstrap: int) -> None:
-    with pytest.raises(ConfigError, match=f"0, for no interval, or at least 40, got {n_bootstrap}: 1000 is usual"):
+    with pytest.raises(ConfigError, match=rf"0 \(no interval\) or at least 40, got {n_bootstrap}: 1000 is usual"):
         bleu(HYPOTHESES, REFERENCES, n_bootstrap)
 
 
-def test_comparisons_are_those_of_the_command_line(tmp_path: Path) -> None:
+def test_comparisons_equal_those_of_sacrebleu(tmp_path: Path) -> None:
     options = "--format", "latex", "--paired-bs", "--paired-bs-n", "100"  # its JSON fails on TER in sacrebleu 2.6
     printed = command_line(tmp_path, [OTHERS, HYPOTHESES], [REFERENCES], *options)
     others, systems = (
@@ -222,29 +220,31 @@ def test_comparisons_are_those_of_the_command_line(tmp_path: Path) -> None:
     assert [comparison.other for comparison in ours] == [float(value) for value in others]
     assert [f"{comparison.p_value:.4f}" for comparison in ours] == p_values
     assert [comparison.signature for comparison in ours] == signatures
-    assert len(set(p_values)) == 3, "so that one cannot stand for another"
+    assert len(set(p_values)) == 3, "different, so that the test can tell them apart"
     assert all(comparison.difference == comparison.system - comparison.other for comparison in ours)
 
 
-def test_a_clear_difference_is_told_from_chance_and_from_the_other_side() -> None:
+def test_a_large_difference_is_significant_in_both_directions() -> None:
     worse, _ = corpus(seed=1, error_rate=0.8)
-    there, back = (paired(*pair, REFERENCES, n_samples=200) for pair in ((HYPOTHESES, worse), (worse, HYPOTHESES)))
-    assert [comparison.system_is_better for comparison in there] == [True] * 3
-    assert [comparison.system_is_better for comparison in back] == [False] * 3
-    assert [comparison.difference > 0 for comparison in there] == [True, True, False]
-    assert all(comparison.p_value < 0.05 for comparison in there + back)
+    forward, backward = (
+        paired(*pair, REFERENCES, n_samples=200) for pair in ((HYPOTHESES, worse), (worse, HYPOTHESES))
+    )
+    assert [comparison.system_is_better for comparison in forward] == [True] * 3
+    assert [comparison.system_is_better for comparison in backward] == [False] * 3
+    assert [comparison.difference > 0 for comparison in forward] == [True, True, False]
+    assert all(comparison.p_value < 0.05 for comparison in forward + backward)
 
 
 def test_a_system_does_not_differ_from_itself() -> None:
     for comparison in paired(HYPOTHESES, list(HYPOTHESES), REFERENCES, n_samples=50):
         assert (comparison.difference, comparison.p_value) == (0, 1)
         assert not comparison.system_is_better
-    small = [line.lower() for line in HYPOTHESES]  # the same to TER, which ignores case
-    (same,) = paired(HYPOTHESES, small, REFERENCES, n_samples=50, names=["TER"])
+    lower_case = [line.lower() for line in HYPOTHESES]  # TER ignores case
+    (same,) = paired(HYPOTHESES, lower_case, REFERENCES, n_samples=50, names=["TER"])
     assert (same.difference, same.p_value) == (0, 1)
 
 
-def test_text_that_looks_tokenised_is_warned_of_once(
+def test_only_bleu_warns_of_text_that_looks_tokenised(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tokenised = ["so it is ."] * 100
@@ -258,52 +258,52 @@ def test_text_that_looks_tokenised_is_warned_of_once(
     assert capfd.readouterr() == ("", ""), "nothing else is printed"
 
 
-def test_comparisons_that_cannot_be_are_refused() -> None:
+def test_invalid_comparisons_are_refused() -> None:
     with pytest.raises(DataError, match="there are 1 translations and 2 references"):
         paired(["a", "b"], ["a"], ["a", "b"])
-    with pytest.raises(ConfigError, match="'bleu' is no metric that we know: choose from BLEU, chrF"):
+    with pytest.raises(ConfigError, match="there is no metric 'bleu': choose from BLEU, chrF"):
         paired(["a"], ["a"], ["a"], names=["bleu"])
     with pytest.raises(ConfigError, match="n_samples must be at least 1, got 0"):
         paired(["a"], ["a"], ["a"], n_samples=0)
 
 
-def test_sentences_are_scored_each_for_itself() -> None:
-    each = sentence_scores(HYPOTHESES, [REFERENCES, ALTERNATIVES])
+def test_the_score_of_a_sentence_does_not_depend_on_other_sentences() -> None:
+    together = sentence_scores(HYPOTHESES, [REFERENCES, ALTERNATIVES])
     alone = [
         chrf([line], [[one], [two]], 0).value
         for line, one, two in zip(HYPOTHESES, REFERENCES, ALTERNATIVES, strict=True)
     ]
-    assert each == alone
+    assert together == alone
     good, bad = sentence_scores(["a black cat", "quite wrong"], ["a black cat", "ziemlich falsch"])
     assert good > bad
 
 
-def test_exact_matches_are_those_of_any_reference_but_for_blanks() -> None:
+def test_an_exact_match_equals_any_reference_apart_from_outer_spaces() -> None:
     assert exact_match(["a ", "b", "c", "D"], ["a", "b.", "c", "d"]) == 1 / 2
     assert exact_match(["a ", "b", "c", "D"], [["a", "b.", "c", "d"], ["", "b", "", ""]]) == 3 / 4
 
 
-def test_lengths_are_compared_in_tokens_of_bleu() -> None:
-    assert length_ratio(["a, b"], ["a b c d"]) == 3 / 4  # the comma is one
+def test_the_length_ratio_counts_tokens_of_bleu() -> None:
+    assert length_ratio(["a, b"], ["a b c d"]) == 3 / 4  # the comma is a token
     with pytest.raises(DataError, match="2 references have 0 words: give references with text"):
         length_ratio(["a", "b"], ["", " "])
 
 
-def test_groups_by_length_are_scored_each_for_itself() -> None:
+def test_each_length_group_has_the_scores_of_its_own_sentences() -> None:
     lengths = [0, 10, 11, 20, 51, 1000]
     hypotheses, references = HYPOTHESES[:6], [REFERENCES[:6], ALTERNATIVES[:6]]
     groups = by_length(hypotheses, references, lengths)
     bounds = [(group.shortest, group.longest, group.n_sentences) for group in groups]
-    assert bounds == [(0, 10, 2), (11, 20, 2), (51, None, 2)], "no sentence has 21 to 50"
+    assert bounds == [(0, 10, 2), (11, 20, 2), (51, None, 2)], "no sentence has 21 to 50 words"
     for place, group in enumerate(groups):
-        own = slice(2 * place, 2 * place + 2)
-        inside = hypotheses[own], [lines[own] for lines in references]
-        assert [group.bleu, group.chrf] == [bleu(*inside, 0), chrf(*inside, 0)]
+        rows = slice(2 * place, 2 * place + 2)
+        group_lines = hypotheses[rows], [lines[rows] for lines in references]
+        assert [group.bleu, group.chrf] == [bleu(*group_lines, 0), chrf(*group_lines, 0)]
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 70), min_size=1, max_size=60), st.sets(st.integers(0, 60), max_size=5))
-def test_each_sentence_is_in_the_one_group_of_its_length(lengths: list[int], bounds: set[int]) -> None:
+def test_each_sentence_is_in_exactly_one_length_group(lengths: list[int], bounds: set[int]) -> None:
     texts = ["x"] * len(lengths)
     groups = by_length(texts, texts, lengths, sorted(bounds))
     assert sum(group.n_sentences for group in groups) == len(lengths)
@@ -312,11 +312,13 @@ def test_each_sentence_is_in_the_one_group_of_its_length(lengths: list[int], bou
         assert group.n_sentences == sum(group.shortest <= n <= longest for n in lengths)
 
 
-def test_groups_that_cannot_be_are_refused() -> None:
-    with pytest.raises(DataError, match="there are 2 translations and 1 lengths: give one for each"):
+def test_invalid_length_groups_are_refused() -> None:
+    with pytest.raises(DataError, match="there are 2 translations and 1 lengths: give one length per translation"):
         by_length(["a", "b"], ["a", "b"], [1])
     for bounds in [(20, 10), (10, 10), (-1, 5)]:
-        with pytest.raises(ConfigError, match=f"must rise from 0 or more, got {re.escape(str(bounds))}: sort them"):
+        with pytest.raises(
+            ConfigError, match=f"must be at least 0 and increase, got {re.escape(str(bounds))}: sort them"
+        ):
             by_length(["a"], ["a"], [1], bounds)
 
 
@@ -324,31 +326,33 @@ def test_groups_that_cannot_be_are_refused() -> None:
     ("line", "split"),
     [
         ("rich-text format", "rich ##AT##-##AT## text format"),
-        ("a-b-c", "a ##AT##-##AT## b-c"),  # b is taken by the first match
+        ("a-b-c", "a ##AT##-##AT## b-c"),  # the first match consumes b
         ("ab-cd-ef", "ab ##AT##-##AT## cd ##AT##-##AT## ef"),
-        ("a-ä-c", "a ##AT##-##AT## ä ##AT##-##AT## c"),  # ä is two bytes: one for either match
+        ("a-ä-c", "a ##AT##-##AT## ä ##AT##-##AT## c"),  # ä has two bytes: each match consumes one
         ("a - b -c d-", "a - b -c d-"),
         ("x--y", "x ##AT##-##AT## -y"),
     ],
 )
-def test_compounds_are_split_as_perl_did(line: str, split: str) -> None:
-    """The right side is what perl -ple 's{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g' prints."""
+def test_compounds_are_split_as_by_perl(line: str, split: str) -> None:
+    """The expected output is that of perl -ple 's{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g'."""
     assert split_compounds(line) == split
 
 
-def test_compound_split_bleu_is_bleu_of_the_parts_without_smoothing() -> None:
-    # Seven parts, of which the second is wrong: 6 of 7, 4 of 6 pairs, 3 of 5 triples and 2 of 4 fours are without it.
+def test_compound_split_bleu_is_bleu_of_split_words_without_smoothing() -> None:
+    # The second of seven tokens is wrong. It is not in 6 of 7 unigrams, 4 of 6 bigrams, 3 of 5 trigrams, 2 of 4 4-grams.
     score = compound_split_bleu(["the rich-text tool-kit"], ["the poor-text tool-kit"], 0)
     assert score.value == pytest.approx(100 * (6 / 7 * 4 / 6 * 3 / 5 * 2 / 4) ** (1 / 4))
     assert score.name == "tokenised, compound-split BLEU"
     assert score.signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a+compound-split|smooth:none|version:")
-    no_pair = ["the the the the"], ["the cat is here"]
-    assert compound_split_bleu(*no_pair, 0).value == 0 < bleu(*no_pair, 0).value
-    assert compound_split_bleu(["a b c d."], ["a b c d ."], 0).value == pytest.approx(100), "it is tokenised first"
-    assert compound_split_bleu(["a rich - text x"], ["a rich-text x"], 0).value < 90, "a dash is no hyphen"
+    no_bigram = ["the the the the"], ["the cat is here"]
+    assert compound_split_bleu(*no_bigram, 0).value == 0 < bleu(*no_bigram, 0).value
+    assert compound_split_bleu(["a b c d."], ["a b c d ."], 0).value == pytest.approx(100), (
+        "the text is tokenised first"
+    )
+    assert compound_split_bleu(["a rich - text x"], ["a rich-text x"], 0).value < 90, "a dash is not a hyphen"
 
 
-def test_scores_carry_an_interval_whatever_the_metric() -> None:
+def test_every_metric_has_an_interval() -> None:
     for metric in (bleu, chrf, ter, compound_split_bleu):
         score: Score = metric(HYPOTHESES, REFERENCES, n_bootstrap=40)
         assert score.interval is not None
@@ -369,32 +373,32 @@ PERFECT = (100, 100, 100, 100)
     ("gold", "predicted", "expected"),
     [
         pytest.param(GOLD, GOLD, PERFECT, id="the same"),
-        # S, NP, VP and NP, of which one has the wrong label.
+        # One of four brackets (S, NP, VP, NP) has the wrong label.
         pytest.param(GOLD, GOLD.replace("(VP", "(PP"), (75, 75, 75, 0), id="a wrong label"),
-        # Without the last NP three are left, and all are right: 2 * 3 / (3 + 4).
+        # Without the last NP, three brackets remain, and all are correct: F1 is 2 * 3 / (3 + 4).
         pytest.param(
             GOLD,
             "(TOP (S (NP (NNP John)) (VP (VBZ has) (DT a) (NN dog)) (. .)))",
             (100, 75, 600 / 7, 0),
-            id="a bracket too few",
+            id="a missing bracket",
         ),
-        # NP over all of it three times, of which two find a partner.
+        # Three equal brackets are predicted, and two of them have a partner.
         pytest.param(
             "(TOP (NP (NP (NN a) (NN b))))",
             "(TOP (NP (NP (NP (NN a) (NN b)))))",
             (100 * 2 / 3, 100, 80, 0),
-            id="one bracket too often",
+            id="a duplicate bracket",
         ),
-        # S over NP and NP over S are the same brackets.
+        # S over NP and NP over S give the same brackets.
         pytest.param("(TOP (S (NP (NN a))))", "(TOP (NP (S (NN a))))", PERFECT, id="a chain in another order"),
-        # The mark inside the VP, in front of all, or in a bracket of its own, which has no words then.
+        # Punctuation inside the VP, before the sentence, and alone in a bracket, which then has no words.
         pytest.param(
             GOLD,
             "(TOP (PRN (. .)) (S (NP (NNP John) (, ,)) (VP (VBZ has) (NP (`` ``) (DT a) (NN dog) ('' '')) (: ;))))",
             PERFECT,
             id="punctuation elsewhere",
         ),
-        # Brackets in text are words.
+        # Round brackets in the text are words, not punctuation.
         pytest.param(
             "(TOP (S (NP (NN a) (-LRB- -LRB-)) (VP (VB b))))",
             "(TOP (S (NP (NN a)) (VP (-LRB- -LRB-) (VB b))))",
@@ -403,22 +407,22 @@ PERFECT = (100, 100, 100, 100)
         ),
         pytest.param("(TOP (VP (VB a) (PRT (RP up))))", "(TOP (VP (VB a) (ADVP (RB up))))", PERFECT, id="PRT is ADVP"),
         pytest.param("(TOP (VP (VB a) (PRT (RP up))))", "(TOP (VP (VB a) (PP (RP up))))", (50, 50, 50, 0), id="not PP"),
-        pytest.param(GOLD, GOLD.replace("NN ", "VB ").replace("DT", "XX"), PERFECT, id="tags are no brackets"),
+        pytest.param(GOLD, GOLD.replace("NN ", "VB ").replace("DT", "XX"), PERFECT, id="tags are not brackets"),
         pytest.param(
             "(TOP (S-IMP (NP-SBJ-1 (-NONE- *)) (NP=2 (NN a)) (SBAR (-NONE- 0) (S (-NONE- *T*-1)))))",
             "(S (NP (NN a)))",
             PERFECT,
             id="no root, functional tags or traces",
         ),
-        pytest.param("(TOP (S (NN a)))", "(TOP (NN a))", (0, 0, 0, 0), id="no bracket at all"),
+        pytest.param("(TOP (S (NN a)))", "(TOP (NN a))", (0, 0, 0, 0), id="no brackets"),
     ],
 )
-def test_brackets_worked_out_by_hand(gold: str, predicted: str, expected: tuple[float, ...]) -> None:
+def test_bracket_scores_equal_those_computed_by_hand(gold: str, predicted: str, expected: tuple[float, ...]) -> None:
     assert f1_of(gold, predicted) == pytest.approx(expected, rel=1e-12)
 
 
-def test_brackets_are_summed_over_sentences_before_they_are_divided() -> None:
-    # 4 of 4, and none of 1 and 2: a mean of sentences would give 50.
+def test_brackets_are_summed_over_sentences_before_the_division() -> None:
+    # First 4 of 4 brackets match, then none of 1 and 2: a mean over sentences would give 50.
     gold = [parse(GOLD), parse("(TOP (NP (NN a) (NN b)))")]
     predicted = [parse(GOLD), parse("(TOP (VP (PP (NN a) (NN b))))")]
     result = bracket_f1(gold, predicted)
@@ -429,23 +433,23 @@ def test_brackets_are_summed_over_sentences_before_they_are_divided() -> None:
 @pytest.mark.parametrize(
     ("gold", "predicted"),
     [
-        ("(TOP (NP (NN a) (NN b)))", "(TOP (NP (NN a)))"),  # a word too few
-        ("(TOP (NP (NN a) (NN b)))", "(TOP (NP (NN a) (NN c)))"),  # another word
-        ("(TOP (NP (NN a) (. .)))", "(TOP (NP (NN a) (XX .)))"),  # a mark that its tag does not tell
+        ("(TOP (NP (NN a) (NN b)))", "(TOP (NP (NN a)))"),  # a missing word
+        ("(TOP (NP (NN a) (NN b)))", "(TOP (NP (NN a) (NN c)))"),  # a different word
+        ("(TOP (NP (NN a) (. .)))", "(TOP (NP (NN a) (XX .)))"),  # punctuation without its tag
         ("(TOP (NP (. .)))", "(TOP (NP (. .)))"),  # no words
         ("(TOP)", "(TOP)"),
     ],
 )
-def test_sentences_of_other_words_are_skipped_and_counted(gold: str, predicted: str) -> None:
+def test_sentences_with_different_words_are_skipped_and_counted(gold: str, predicted: str) -> None:
     result = bracket_f1([parse(GOLD), parse(gold)], [parse(GOLD), parse(predicted)])
     assert (result.precision, result.recall, result.f1, result.complete_match) == PERFECT
     assert (result.n_sentences, result.n_skipped) == (2, 1)
-    with pytest.raises(DataError, match="of 1 sentences no two trees have the same words: give trees with"):
+    with pytest.raises(DataError, match="none of 1 sentences has the same words in both trees: give trees with"):
         bracket_f1([parse(gold)], [parse(predicted)])
 
 
-def test_trees_that_do_not_pair_are_refused() -> None:
-    with pytest.raises(DataError, match="there are 1 trees and 2 gold trees: give one for each sentence"):
+def test_different_numbers_of_trees_are_refused() -> None:
+    with pytest.raises(DataError, match="there are 1 trees and 2 gold trees: give one per sentence"):
         bracket_f1([parse(GOLD)] * 2, [parse(GOLD)])
     with pytest.raises(DataError, match="there are 0 trees and 0 gold trees"):
         bracket_f1([], [])
@@ -455,7 +459,7 @@ labels = st.sampled_from(["S", "NP", "NP-SBJ", "NP=2", "ADVP", "PRT", "TOP"])
 
 
 def grow(tokens: list[tuple[str, str]]) -> st.SearchStrategy[Tree]:
-    """Trees over exactly these words: a list of them, in which stretches are put in brackets again and again."""
+    """Trees over exactly these words: brackets are put around parts of the list repeatedly."""
 
     def bracket(nodes: list[Tree], cuts: list[tuple[int, int, str]]) -> Tree:
         for start, length, label in cuts:
@@ -464,47 +468,47 @@ def grow(tokens: list[tuple[str, str]]) -> st.SearchStrategy[Tree]:
         return Tree(ROOT, tuple(nodes))
 
     cuts = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4), labels), min_size=1, max_size=9)
-    return cuts.map(lambda found: bracket([Tree(tag, word=word) for tag, word in tokens], found))
+    return cuts.map(lambda drawn: bracket([Tree(tag, word=word) for tag, word in tokens], drawn))
 
 
 words = st.lists(st.sampled_from([("NN", "a"), ("-NONE-", "0"), (".", "."), (",", ",")]), min_size=1, max_size=8)
 two_trees = words.flatmap(lambda tokens: st.tuples(grow(tokens), grow(tokens)))
 
 
-def by_evalb(gold: Tree, predicted: Tree) -> tuple[int, int, int]:
-    """Brackets that match, of gold, and predicted: read from the text and crossed off one by one, as EVALB does."""
+def count_as_evalb(gold: Tree, predicted: Tree) -> tuple[int, int, int]:
+    """The numbers of matching, gold and predicted brackets, counted as by EVALB: each match removes one bracket."""
 
     def read(tree: Tree) -> list[tuple[str, int, int]]:
-        found, stack, n_words = list[tuple[str, int, int]](), list[tuple[str, int]](), 0
+        brackets, stack, n_words = list[tuple[str, int, int]](), list[tuple[str, int]](), 0
         for token in re.findall(r"\(\S+ [^\s()]+\)|\(\S+|\)", str(tree)):
             if token == ")":
                 label, start = stack.pop()
                 label = re.sub("[-=].*", "", label)
                 if start < n_words and label != "TOP":
-                    found.append((label, start, n_words))
+                    brackets.append((label, start, n_words))
             elif token.endswith(")"):
                 n_words += token.startswith("(NN ")
             else:
                 stack.append((token[1:], n_words))
-        return found
+        return brackets
 
-    ours, theirs = read(predicted), read(gold)
-    n_ours, n_theirs, n_matched = len(ours), len(theirs), 0
-    for label, *span in theirs:
-        for candidate in ours:
-            alike = label == candidate[0] or {label, candidate[0]} == {"ADVP", "PRT"}
-            if alike and span == list(candidate[1:]):
-                ours.remove(candidate)
+    remaining, gold_brackets = read(predicted), read(gold)
+    n_predicted, n_gold, n_matched = len(remaining), len(gold_brackets), 0
+    for label, *span in gold_brackets:
+        for candidate in remaining:
+            is_same_label = label == candidate[0] or {label, candidate[0]} == {"ADVP", "PRT"}
+            if is_same_label and span == list(candidate[1:]):
+                remaining.remove(candidate)
                 n_matched += 1
                 break
-    return n_matched, n_theirs, n_ours
+    return n_matched, n_gold, n_predicted
 
 
 @given(two_trees)
-def test_brackets_equal_those_crossed_off_one_by_one(pair: tuple[Tree, Tree]) -> None:
+def test_bracket_scores_equal_those_of_a_second_implementation(pair: tuple[Tree, Tree]) -> None:
     gold, predicted = pair
     assume("a" in gold.words())
-    n_matched, n_gold, n_predicted = by_evalb(gold, predicted)
+    n_matched, n_gold, n_predicted = count_as_evalb(gold, predicted)
     result = bracket_f1([gold], [predicted])
     assert result.recall == pytest.approx(100 * n_matched / n_gold if n_gold else 0)
     assert result.precision == pytest.approx(100 * n_matched / n_predicted if n_predicted else 0)
@@ -513,15 +517,15 @@ def test_brackets_equal_those_crossed_off_one_by_one(pair: tuple[Tree, Tree]) ->
 
 
 @given(two_trees)
-def test_a_tree_is_its_own_perfect_prediction_and_f1_has_no_sides(pair: tuple[Tree, Tree]) -> None:
+def test_a_tree_matches_itself_and_f1_is_symmetric(pair: tuple[Tree, Tree]) -> None:
     one, two = (Tree(ROOT, (Tree("S", tree.children),)) for tree in pair)
     assume("a" in one.words())
     itself = bracket_f1([one], [one])
     assert (itself.precision, itself.recall, itself.f1, itself.complete_match) == PERFECT
-    there, back = bracket_f1([one], [two]), bracket_f1([two], [one])
-    assert (there.precision, there.recall, there.f1) == (back.recall, back.precision, back.f1)
+    forward, backward = bracket_f1([one], [two]), bracket_f1([two], [one])
+    assert (forward.precision, forward.recall, forward.f1) == (backward.recall, backward.precision, backward.f1)
 
 
-def test_importing_metrics_leaves_sacrebleu_alone() -> None:
+def test_importing_metrics_does_not_import_sacrebleu() -> None:
     code = "import sys, transduce.evaluation.metrics; print({'sacrebleu', 'torch'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"

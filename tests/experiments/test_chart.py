@@ -1,4 +1,4 @@
-"""Charts are whole SVG, and a point lies where its numbers say."""
+"""Charts are complete SVG files, and points have the positions of their values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from experiments.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, dot_chart
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_points_lie_where_their_logarithms_say(tmp_path: Path) -> None:
+def test_points_have_the_positions_of_their_logarithms(tmp_path: Path) -> None:
     line_chart(tmp_path / "a.svg", "T & t", "x", "y", {"<one>": [(10, 1), (100, 10), (1000, 100)], "two": [(10, 100)]})
     root = ET.parse(tmp_path / "a.svg").getroot()
     places = [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in root.iter(f"{SVG}circle")]
@@ -20,7 +20,7 @@ def test_points_lie_where_their_logarithms_say(tmp_path: Path) -> None:
     assert {"T & t", "<one>", "two", "x", "y", "10", "100", "1k"} <= set(words)
 
 
-def test_dots_lie_where_their_values_say(tmp_path: Path) -> None:
+def test_dots_have_the_positions_of_their_values(tmp_path: Path) -> None:
     rows = {"a < b": [10.0, 20.0], "c": [15.0]}
     dot_chart(tmp_path / "a.svg", "T", "PPL", rows, mark=18.0)
     root = ET.parse(tmp_path / "a.svg").getroot()
@@ -30,7 +30,7 @@ def test_dots_lie_where_their_values_say(tmp_path: Path) -> None:
     assert first == same < second
     assert fifteen == (ten + twenty) / 2
     lines = [path.attrib["d"] for path in root.iter(f"{SVG}path")]
-    assert f"M{fifteen} {first - 8}v16" in lines, "the mean of the first"
+    assert f"M{fifteen} {first - 8}v16" in lines, "the mean of the first row"
     assert any(line.startswith(f"M{ten + 0.8 * (twenty - ten):.1f} ") for line in lines), "the mark"
     assert {"a < b", "c", "T", "PPL", "10", "20"} <= {element.text for element in root.iter(f"{SVG}text")}
 

@@ -1,4 +1,4 @@
-"""Table 2: the paper's runs are the paper's, costs are counted, and ours are run, gone on with and shown."""
+"""Table 2: the paper's runs have its settings, costs are counted, and our runs are trained, resumed and shown."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from experiments import bundled_model, table2
-from experiments.flops import Lengths, as_the_paper, counted
+from experiments.flops import Lengths, counted, estimated_flops
 from experiments.published import BEST, EN_FR, EN_FR_BIG, TABLE_2, TRAINING
-from experiments.runs import beside, settings_from, shares_of_cores, train_config
-from experiments.table2 import CORPORA, PAPER_RUNS, Paper, how_to_run
+from experiments.runs import run_in_parallel, settings_from, shares_of_cores, train_config
+from experiments.table2 import CORPORA, PAPER_RUNS, PaperRun, commands_for
 from tests.support.command import run_here
 from tests.support.pairs import sentences
 from tests.support.primes import prime_config
@@ -33,7 +33,8 @@ from transduce import Transformer, base, big, override, tiny, with_model
 from transduce.data.prepare import Prepared
 from transduce.paper_check import check_paper
 from transduce.training import run as training_run
-from transduce.training.run import Request, configure
+from transduce.training.request import Request
+from transduce.training.settle import Settled, resolve_config
 from transduce.training.trainer import Trainer
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
@@ -43,13 +44,13 @@ __all__ = ["prepared_folder"]
 # The paper's runs
 
 
-def test_the_papers_runs_are_the_papers() -> None:
+def test_the_papers_runs_have_the_papers_settings() -> None:
     for name, paper in PAPER_RUNS.items():
         assert paper.differences() == [], name
         different = {
             row.setting: row.ours for row in check_paper(paper.config(), paper.size) if row.verdict == "differs"
         }
-        assert different == paper.stated, "beside En-De, En-Fr differs in what the paper says of it and in nothing else"
+        assert different == paper.stated, "En-Fr differs from En-De only in the settings that the paper states for it"
     trains = {name: paper.config().train for name, paper in PAPER_RUNS.items()}
     assert {name: (train.max_steps, train.average_last) for name, train in trains.items()} == {
         "en_de_base": (100_000, 5),
@@ -62,46 +63,50 @@ def test_the_papers_runs_are_the_papers() -> None:
 
 
 def test_a_departure_from_the_paper_is_found() -> None:
-    def found(*settings: str, stated: dict[str, Any]) -> list[str]:
-        return [row.setting for row in Paper(lambda: override(big(), settings), "big", "en-fr", stated).differences()]
+    def differing(*settings: str, stated: dict[str, Any]) -> list[str]:
+        return [
+            row.setting for row in PaperRun(lambda: override(big(), settings), "big", "en-fr", stated).differences()
+        ]
 
-    assert found("train.adam_beta2=0.997", stated={}) == ["train.adam_beta2"]
+    assert differing("train.adam_beta2=0.997", stated={}) == ["train.adam_beta2"]
     wrong_vocabulary = [f"{name}=30000" for name in EN_FR]
-    assert found(*wrong_vocabulary, "model.dropout=0.1", stated=EN_FR_BIG) == list(EN_FR)
+    assert differing(*wrong_vocabulary, "model.dropout=0.1", stated=EN_FR_BIG) == list(EN_FR)
 
 
 @pytest.mark.parametrize("name", list(PAPER_RUNS))
-def test_the_commands_that_are_printed_make_the_papers_run(
+def test_the_printed_commands_run_the_papers_configuration(
     name: str, prepared_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table2.main(["--print", name])
     printed = capsys.readouterr().out
-    assert "differing from the paper: nothing" in printed
+    assert "differences from the paper: nothing" in printed
     lines = printed.splitlines()
     vocabulary = PAPER_RUNS[name].config().model.source_vocab_size
     assert any(line.startswith("transduce prepare ") and f"--vocab-size {vocabulary} " in line for line in lines)
     (alone,) = (shlex.split(line) for line in lines if line.startswith("transduce train "))
     (several,) = (shlex.split(line) for line in lines if line.startswith("torchrun "))
-    asked: list[Any] = []
+    started: list[Any] = []
 
     def start_ranks(n_ranks: int, arguments: list[str]) -> int:
-        asked.append((n_ranks, arguments))
+        started.append((n_ranks, arguments))
         return 0
 
     monkeypatch.setattr(training_run, "start_ranks", start_ranks)
     assert run_here(monkeypatch, capsys, *alone[1:])[0] == 0
-    assert asked == [(8, alone[1:])], "eight processes of the same command"
-    assert several[several.index("transduce") + 1 :] == alone[1:-2], "as one machine would, but for their number"
+    assert started == [(8, alone[1:])], "eight processes of the same command"
+    assert several[several.index("transduce") + 1 :] == alone[1:-2], (
+        "the same command as on one machine, without --devices"
+    )
     settings = [alone[place + 1] for place, word in enumerate(alone) if word == "--set"]
     request = Request(prepared=str(prepared_folder), size=alone[alone.index("--size") + 1], settings=settings)
-    config, _ = configure(request, Prepared(prepared_folder), None)
+    config, _ = resolve_config(request, Prepared(prepared_folder), None)
     assert config == with_model(PAPER_RUNS[name].config(), source_vocab_size=300, target_vocab_size=300)
 
 
 @pytest.mark.slow
 def test_a_printed_command_runs_under_torchrun(prepared_folder: Path, tmp_path: Path) -> None:
-    """Two processes on a CPU, all else but the sizes as printed."""
-    (line,) = (line for line in how_to_run("en_fr_big").splitlines() if line.startswith("transduce train "))
+    """With two processes on a CPU and smaller sizes; everything else is as printed."""
+    (line,) = (line for line in commands_for("en_fr_big").splitlines() if line.startswith("transduce train "))
     words = shlex.split(line)
     words[words.index("--out") + 1], words[words.index("--devices") + 1] = str(tmp_path / "run"), "2"
     words[2] = str(prepared_folder)
@@ -109,7 +114,7 @@ def test_a_printed_command_runs_under_torchrun(prepared_folder: Path, tmp_path: 
     for setting in [*sizes, "train.max_steps=3", "train.valid_translations=0"]:
         words += ["--set", setting]
     subprocess.run([sys.executable, "-m", *words, "--device", "cpu", "--quiet"], check=True)
-    settled = training_run.Settled.from_json((tmp_path / "run" / "run.json").read_text())
+    settled = Settled.from_json((tmp_path / "run" / "run.json").read_text())
     assert settled.about["n_ranks"] == 2
     assert (settled.config.model.dropout, settled.config.train.average_last) == (0.1, 20)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 3
@@ -118,18 +123,18 @@ def test_a_printed_command_runs_under_torchrun(prepared_folder: Path, tmp_path: 
 # Costs
 
 
-def test_flops_as_the_paper_are_the_papers() -> None:
+def test_estimated_flops_of_the_papers_runs_are_those_that_it_prints() -> None:
     printed = {cost.name: cost.en_de_flops for cost in TABLE_2}
     for size, cost in TRAINING.items():
-        flops = as_the_paper(cost.hours * 3600, cost.n_gpus, cost.device)
+        flops = estimated_flops(cost.hours * 3600, cost.n_gpus, cost.device)
         assert f"{flops:.1e}" == f"{printed[f'Transformer ({size})']:.1e}", size
-    assert as_the_paper(60, 1, "cpu, 1 threads") is None
+    assert estimated_flops(60, 1, "cpu, 1 threads") is None
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"d_k": 3, "n_heads": 2}, {"tied_embeddings": "none", "target_vocab_size": 43}]
 )
-def test_products_are_as_many_as_pytorch_counts(changes: dict[str, Any]) -> None:
+def test_counted_flops_are_those_that_pytorch_counts(changes: dict[str, Any]) -> None:
     config = prime_config(**changes)
     model = Transformer(config)
     lengths_N2 = np.array([[29, 31]] * 3, dtype=np.int32)
@@ -142,7 +147,7 @@ def test_products_are_as_many_as_pytorch_counts(changes: dict[str, Any]) -> None
 # Ours
 
 
-def test_a_configuration_goes_through_the_command_line_and_comes_out_the_same() -> None:
+def test_settings_from_reproduces_a_configuration() -> None:
     for corpus in CORPORA.values():
         config = corpus.config()
         settings = settings_from(config, base())
@@ -185,7 +190,7 @@ TOY = [
 ]
 
 
-def test_the_command_trains_scores_and_shows(
+def test_the_command_trains_and_scores_and_prints_the_table(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundled_model, "N_HELD_OUT", 20)
@@ -199,15 +204,15 @@ def test_the_command_trains_scores_and_shows(
     assert tatoeba["scores"]["Tatoeba, held out"]["n_sentences"] == 20
     for run in (tatoeba, europarl):
         assert (run["steps"], run["seed"], run["config"]["model"]["dropout"] > 0.1) == (6, 1, True)
-        for of in run["scores"].values():
-            assert of["search"] == "beam 4, length penalty 0.6"
-            assert of["signature"].startswith("nrefs:1|")
-            assert of["interval"][0] <= of["bleu"] <= of["interval"][1]
+        for score in run["scores"].values():
+            assert score["search"] == "beam 4, length penalty 0.6"
+            assert score["signature"].startswith("nrefs:1|")
+            assert score["interval"][0] <= score["bleu"] <= score["interval"][1]
         assert run["flops_counted"] > 6 * 6 * 200 * 32 * 300, "more than the vocabulary's share of six steps"
         assert {"config_hash", "commit", "device", "minutes", "tokens_per_second"} <= run.keys()
-    assert list((work / "runs").iterdir()) == [], "what is written down is not kept"
+    assert list((work / "runs").iterdir()) == [], "the folder of a run is removed when its result is written"
     capsys.readouterr()
-    monkeypatch.setattr(table2, "run_one", lambda *_: pytest.fail("it has been run"))
+    monkeypatch.setattr(table2, "run_one", lambda *_: pytest.fail("this run is already in the result"))
     table2.main([*command, "--multi30k", str(RESULTS / "multi30k_h200.json")])
     shown = capsys.readouterr().out
     assert "| europarl, de-en | newstest2014 | 0.0 | beam 4, length penalty 0.6 |" in shown
@@ -216,17 +221,17 @@ def test_the_command_trains_scores_and_shows(
     assert "`nrefs:1|bs:1000|seed:12345|case:mixed|eff:no|tok:none|smooth:exp|version:2.6.0`" in shown
 
 
-def test_a_run_goes_on_where_it_stopped(prepared_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_is_resumed(prepared_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = override(CORPORA["europarl"].config(), [*TOY, "train.seed=3"])
-    real, n_steps = Trainer.take_step, 0
+    take_step_of_trainer, n_steps = Trainer.take_step, 0
 
     def take_step(trainer: Any, step: int, share: Any) -> None:
         nonlocal n_steps
-        if trainer.state.losses:  # not while it is calibrated
+        if trainer.state.losses:  # the state has no losses while the trainer measures its speed
             n_steps += 1
             if n_steps == 3:
                 raise KeyboardInterrupt
-        real(trainer, step, share)
+        take_step_of_trainer(trainer, step, share)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "take_step", take_step)
@@ -238,10 +243,10 @@ def test_a_run_goes_on_where_it_stopped(prepared_folder: Path, tmp_path: Path, m
     assert done.ended["steps"] == 6
 
 
-def test_multi30k_is_shown_as_it_was_measured() -> None:
-    found = json.loads((RESULTS / "multi30k_h200.json").read_text())
-    shown = table2.table([], found)
-    bleu = [run["bleu"] for run in found["runs"] if (run["form"], run["direction"]) == ("tok", "en-de")]
+def test_the_table_shows_the_result_of_multi30k() -> None:
+    result = json.loads((RESULTS / "multi30k_h200.json").read_text())
+    shown = table2.table([], result)
+    bleu = [run["bleu"] for run in result["runs"] if (run["form"], run["direction"]) == ("tok", "en-de")]
     mean, spread = float(np.mean(bleu)), float(np.std(bleu, ddof=1))
     (line,) = (line for line in shown.splitlines() if line.startswith("| multi30k tok, en-de |"))
     assert f"| {mean:.2f} ± {spread:.2f} | 3 |" in line
@@ -251,8 +256,8 @@ def test_multi30k_is_shown_as_it_was_measured() -> None:
     assert "| Transformer (base) | 27.3 | 38.1 | 3.3e+18 | 3.3e+18 |" in shown
 
 
-def test_what_a_cpu_did_stands_apart_with_minutes_of_its_own() -> None:
-    """Seeds on a GPU share it; runs on a CPU have cores of their own. A model of another size is compared alike."""
+def test_runs_on_a_cpu_have_a_row_of_their_own_and_do_not_share_minutes() -> None:
+    """Simultaneous runs share a GPU, but not CPU cores. All sizes are compared with the same published score."""
     run = {
         "corpus": "europarl",
         "direction": "de-en",
@@ -272,87 +277,87 @@ def test_what_a_cpu_did_stands_apart_with_minutes_of_its_own() -> None:
     assert on_gpu.endswith("| 30.51 |")
 
 
-# What experiments have in common
+# Parallel runs and settings
 
 
-def test_one_that_fails_costs_no_other() -> None:
-    found: list[dict[str, int]] = []
+def test_a_failed_job_does_not_stop_the_others() -> None:
+    records: list[dict[str, int]] = []
 
     def collect() -> None:
-        for _, record in beside(1, json.loads, ['{"a": 1}', "nonsense", '{"b": 2}']):
-            found.append(record)
+        for _, record in run_in_parallel(1, json.loads, ['{"a": 1}', "nonsense", '{"b": 2}']):
+            records.append(record)
 
     with pytest.raises(json.JSONDecodeError):
         collect()
-    assert found == [{"a": 1}, {"b": 2}]
+    assert records == [{"a": 1}, {"b": 2}]
 
 
-def test_none_is_begun_when_it_is_too_late() -> None:
-    assert list(beside(1, json.loads, ["{}"], minutes=-1)) == []
-    assert list(beside(1, json.loads, ["{}"], minutes=1)) == [("{}", {})]
+def test_no_job_starts_after_the_time_limit() -> None:
+    assert list(run_in_parallel(1, json.loads, ["{}"], minutes=-1)) == []
+    assert list(run_in_parallel(1, json.loads, ["{}"], minutes=1)) == [("{}", {})]
 
 
-BEGIN = """
-from experiments.runs import beside
-from tests.experiments.test_table2 import tell_and_wait
+START = """
+from experiments.runs import run_in_parallel
+from tests.experiments.test_table2 import write_pid_and_wait
 if __name__ == "__main__":
-    list(beside(1, tell_and_wait, ["{place}"]))
+    list(run_in_parallel(1, write_pid_and_wait, ["{place}"]))
 """
 
 
-def tell_and_wait(place: str) -> dict[str, Any]:
+def write_pid_and_wait(place: str) -> dict[str, Any]:
     Path(place).write_text(str(os.getpid()))
     time.sleep(600)
     return {}
 
 
-def test_a_run_ends_with_the_command_that_began_it(tmp_path: Path) -> None:
-    """Also when that is killed, and can tell nobody."""
+def test_a_run_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
+    """Also if the command is killed and cannot signal its children."""
     place = tmp_path / "pid"
-    command = subprocess.Popen([sys.executable, "-c", BEGIN.format(place=place)])
+    command = subprocess.Popen([sys.executable, "-c", START.format(place=place)])
     wait_until(lambda: place.exists() and place.read_text() != "")
     run = int(place.read_text())
-    assert is_there(run)
+    assert is_running(run)
     command.kill()
     command.wait()
-    wait_until(lambda: not is_there(run))
+    wait_until(lambda: not is_running(run))
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     last = time.monotonic() + 60
-    while not is_so():
+    while not condition():
         assert time.monotonic() < last
         time.sleep(0.1)
 
 
-def is_there(process: int) -> bool:
+def is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    stat = Path(f"/proc/{process}/stat")  # whoever has ended and is not buried yet is not there either
+    stat = Path(f"/proc/{process}/stat")  # a zombie process has ended
     return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def cores_of(seconds: float) -> dict[str, Any]:
-    time.sleep(seconds)  # so that all are there at once
+    time.sleep(seconds)  # long enough for the jobs to overlap
     return {"cores": sorted(os.sched_getaffinity(0)), "n_threads": torch.get_num_threads()}
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not tell its cores")
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no CPU affinity")
 @pytest.mark.parametrize("n", [1, 2])
-def test_runs_at_once_have_cores_of_their_own(n: int) -> None:
-    mine = sorted(os.sched_getaffinity(0))
-    told = [record for _, record in beside(n, cores_of, [1.0] * 3)]
-    own = [record["cores"] for record in told]
+def test_simultaneous_runs_use_disjoint_cores(n: int) -> None:
+    all_cores = sorted(os.sched_getaffinity(0))
+    records = [record for _, record in run_in_parallel(n, cores_of, [1.0] * 3)]
+    cores_of_runs = [record["cores"] for record in records]
     n_threads = torch.get_num_threads()
-    assert [record["n_threads"] for record in told] == [min(n_threads, len(cores)) for cores in own]
-    assert len(own) == 3
-    if n == 1 or len(mine) == 1:
-        assert own == [mine] * 3
+    assert [record["n_threads"] for record in records] == [min(n_threads, len(cores)) for cores in cores_of_runs]
+    assert len(cores_of_runs) == 3
+    if n == 1 or len(all_cores) == 1:
+        assert cores_of_runs == [all_cores] * 3
     else:
-        shares = sorted({tuple(cores) for cores in own})
-        assert sorted(core for share in shares for core in share) == mine, "each core in one share"
+        shares = sorted({tuple(cores) for cores in cores_of_runs})
+        assert sorted(core for share in shares for core in share) == all_cores, "each core is in exactly one share"
 
 
 def test_more_runs_than_cores_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +366,7 @@ def test_more_runs_than_cores_share_them(monkeypatch: pytest.MonkeyPatch) -> Non
     assert shares_of_cores(1) == [{3, 5}]
 
 
-def test_settings_tell_all_that_differs() -> None:
+def test_settings_from_lists_all_differences() -> None:
     changed = replace(with_model(base(), norm="pre", attention_window=5), decode=replace(base().decode, beam_size=7))
     assert settings_from(changed, base()) == ["model.norm=pre", "model.attention_window=5", "decode.beam_size=7"]
     assert settings_from(base(), changed) == ["model.norm=post", "model.attention_window=None", "decode.beam_size=4"]

@@ -1,4 +1,4 @@
-"""Table 3: its rows are the paper's at any width, variants do what they say, and one command runs all of it."""
+"""Table 3: rows change what the paper changes at any width, variants are correct, and one command runs all rows."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 
 
 def row(key: str) -> Row:
-    (found,) = (row for row in ROWS if row.key == key)
-    return found
+    (match,) = (row for row in ROWS if row.key == key)
+    return match
 
 
 # Rows
 
 
-def test_rows_of_the_paper_are_the_papers() -> None:
-    """Numbers as Table 3 prints them."""
+def test_rows_of_the_paper_have_its_settings() -> None:
+    """The numbers are those that Table 3 prints."""
     expected: dict[str, dict[str, Any]] = {
         "A: 1 head": {"n_heads": 1, "d_k": 512, "d_v": 512},
         "A: 4 heads": {"n_heads": 4, "d_k": 128, "d_v": 128},
@@ -70,25 +70,28 @@ def test_rows_of_the_paper_are_the_papers() -> None:
     for share in (0.0, 0.2):
         changed = row(f"D: label smoothing {share:g}").change(base())
         assert changed == override(base(), [f"train.label_smoothing={share}"])
-    assert big(base()) == override(paper_big(), ["train.average_last=5"]), "but for averaging, of which there is none"
+    assert big(base()) == override(paper_big(), ["train.average_last=5"]), (
+        "the only difference is averaging, which these runs do not use"
+    )
     assert {(one.letter, one.name) for one in ROWS if one.letter != "asked"} == TABLE_3.keys()
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("key", [row.key for row in ROWS])
-def test_a_row_changes_the_same_things_at_any_scale(key: str, depth: int) -> None:
+def test_a_row_changes_the_same_settings_by_the_same_factors_at_any_scale(key: str, depth: int) -> None:
     (small, wide), paper = ((row(key).change(one), one) for one in (scaled(4, depth, 3000), base())), base()
     for changed, whole in (small, wide):
         for name in (*WIDTHS, *DEPTH, "n_heads"):
             ratio = getattr(changed.model, name) / getattr(whole.model, name)
             at_paper = getattr(row(key).change(paper).model, name) / getattr(paper.model, name)
             assert math.isclose(ratio, at_paper, rel_tol=0.01), name
-    kept = {name.partition("=")[0] for name in settings_from(small[0], small[1])}
-    assert kept == {name.partition("=")[0] for name in settings_from(wide[0], wide[1])}
+    changed_settings = {name.partition("=")[0] for name in settings_from(small[0], small[1])}
+    assert changed_settings == {name.partition("=")[0] for name in settings_from(wide[0], wide[1])}
 
 
-def test_parameters_are_those_that_the_paper_prints() -> None:
-    """It rounds to millions, and its vocabulary is "about" 37,000: what a row adds to base depends on neither."""
+def test_parameter_counts_are_those_that_the_paper_prints() -> None:
+    """The paper rounds to millions and has "about" 37,000 subwords. The difference between a row and base depends on
+    neither."""
     whole, printed = count_parameters(base()) / 1e6, TABLE_3["base", "base"].parameters
     assert printed is not None
     n_compared = 0
@@ -105,14 +108,14 @@ def test_parameters_are_those_that_the_paper_prints() -> None:
     assert n_compared == 8
 
 
-def test_one_narrow_head_has_as_many_parameters_as_eight() -> None:
+def test_one_narrow_head_has_the_number_of_parameters_of_eight_heads() -> None:
     for config in (base(), scaled(4, 1, 3000)):
         changed = one_narrow_head(config)
         assert (changed.model.n_heads, changed.model.d_k) == (1, config.model.d_k)
         assert math.isclose(count_parameters(changed), count_parameters(config), rel_tol=0.002)
 
 
-def test_base_at_a_scale_is_base_but_for_widths_and_length() -> None:
+def test_a_scaled_base_differs_from_base_only_in_widths_and_length_of_training() -> None:
     config = scaled(4, 1, 3000)
     assert [getattr(config.model, name) for name in WIDTHS] == [128, 512, 16, 16]
     assert with_model(config, d_model=512, d_ff=2048, d_k=64, d_v=64).model == base().model
@@ -126,10 +129,10 @@ def test_base_at_a_scale_is_base_but_for_widths_and_length() -> None:
     }
 
 
-def test_a_scale_that_divides_no_width_or_depth_is_refused() -> None:
+def test_a_scale_that_does_not_divide_widths_and_depth_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"d_model 170\.667"):
         scaled(3, 1, 100)
-    with pytest.raises(ConfigError, match=r"n_encoder_layers 1\.5, n_decoder_layers 1\.5 is no whole number"):
+    with pytest.raises(ConfigError, match=r"n_encoder_layers 1\.5, n_decoder_layers 1\.5 is not a whole number"):
         scaled(4, 4, 100)
 
 
@@ -141,32 +144,32 @@ def random_logits(model: Transformer) -> Tensor:
     return output.logits_BTV
 
 
-def test_unscaled_is_a_model_whose_queries_are_larger() -> None:
+def test_unscaled_attention_is_attention_with_larger_queries() -> None:
     model, larger = random_model(prime_config()), random_model(prime_config())
     with unscaled():
-        found, with_weights = random_logits(model), model(*random_ids(model.config), with_attention=True)
-    assert not torch.allclose(found, random_logits(model), atol=1e-3), "it changes something, and only for a while"
+        logits_BTV, with_weights = random_logits(model), model(*random_ids(model.config), with_attention=True)
+    assert not torch.allclose(logits_BTV, random_logits(model), atol=1e-3), "the variant has an effect, and it ends"
     for name, W in larger.weights().items():
         if name.endswith(".W_Q"):
             W.mul_(math.sqrt(7))
-    assert torch.allclose(found, random_logits(larger), atol=1e-10)
+    assert torch.allclose(logits_BTV, random_logits(larger), atol=1e-10)
     assert torch.allclose(with_weights.logits_BTV, random_logits(larger), atol=1e-10)
 
 
-def test_without_self_attention_a_source_position_is_alone() -> None:
+def test_without_self_attention_a_source_position_affects_only_its_own_memory() -> None:
     model = random_model(prime_config())
     source_BS, _ = random_ids(model.config)
     other_BS = source_BS.clone()
     other_BS[0, 5] = 3 if source_BS[0, 5] != 3 else 4
     before, after = (model.encode(ids_BS).memory_BSD for ids_BS in (source_BS, other_BS))
-    assert bool((before != after)[0, 6:].any()), "else there is nothing to take away"
+    assert bool((before != after)[0, 6:].any()), "with self-attention, later positions change too"
     with no_self_attention():
         before, after = (model.encode(ids_BS).memory_BSD for ids_BS in (source_BS, other_BS))
     changed_BS = (before != after).any(-1)
     assert changed_BS.nonzero().tolist() == [[0, 5]]
 
 
-def test_without_self_attention_the_decoder_knows_the_last_token_and_the_memory() -> None:
+def test_without_self_attention_the_decoder_sees_only_the_last_token_and_the_memory() -> None:
     model = random_model(prime_config())
     source_BS, target_BT = random_ids(model.config)
     other_BT = target_BT.clone()
@@ -179,7 +182,7 @@ def test_without_self_attention_the_decoder_knows_the_last_token_and_the_memory(
 
 
 @pytest.mark.parametrize("name", ["unscaled", "no self-attention"])
-def test_what_is_settled_computes_the_same_as_an_ordinary_model(name: str) -> None:
+def test_settled_weights_give_the_output_of_the_variant(name: str) -> None:
     model = random_model(prime_config())
     with VARIANTS[name].during():
         during = random_logits(model)
@@ -187,23 +190,23 @@ def test_what_is_settled_computes_the_same_as_an_ordinary_model(name: str) -> No
     assert torch.allclose(random_logits(model), during, atol=1e-10)
 
 
-def test_parameters_without_self_attention_are_those_that_learn() -> None:
+def test_unused_parameters_are_those_without_a_gradient() -> None:
     config = prime_config()
     model = Transformer(config)
     source_BS, target_BT = random_ids(config)
     with no_self_attention():
         model(source_BS, target_BT).logits_BTV.sum().backward()
-    idle = sum(p.numel() for p in model.parameters() if p.grad is None)
-    assert VARIANTS["no self-attention"].n_unused(config) == idle > 0
+    n_idle = sum(p.numel() for p in model.parameters() if p.grad is None)
+    assert VARIANTS["no self-attention"].n_unused(config) == n_idle > 0
     assert VARIANTS["unscaled"].n_unused(config) == 0
 
 
 def rate_in_training(step: int) -> float:
-    """As the loop asks for it, at a width of 128 and 600 steps of warm-up."""
+    """The rate that the trainer uses, for d_model 128 and 600 warm-up steps."""
     return float(vars(loop)["learning_rate"](step, 128, 600))
 
 
-def test_without_warm_up_the_rate_begins_at_its_peak_and_ends_as_ever() -> None:
+def test_without_warm_up_the_rate_starts_at_its_peak_and_ends_as_usual() -> None:
     with no_warmup():
         rates = [rate_in_training(step) for step in (1, 300, 600, 601, 3000)]
     usual = [learning_rate(step, 128, 600) for step in (600, 600, 600, 601, 3000)]
@@ -211,12 +214,12 @@ def test_without_warm_up_the_rate_begins_at_its_peak_and_ends_as_ever() -> None:
     assert rate_in_training(1) == learning_rate(1, 128, 600) < rates[0]
 
 
-def test_what_is_replaced_is_put_back_whatever_happens() -> None:
-    own, inherited = MultiHeadAttention.forward, "forward" in vars(SelfAttention)
+def test_replaced_functions_are_restored_after_an_error() -> None:
+    original, is_inherited = MultiHeadAttention.forward, "forward" in vars(SelfAttention)
     with pytest.raises(ZeroDivisionError), unscaled(), no_self_attention():
         raise ZeroDivisionError
-    assert MultiHeadAttention.forward is own
-    assert ("forward" in vars(SelfAttention)) == inherited
+    assert MultiHeadAttention.forward is original
+    assert ("forward" in vars(SelfAttention)) == is_inherited
     with no_warmup():
         assert vars(loop)["learning_rate"] is not learning_rate
     assert vars(loop)["learning_rate"] is learning_rate
@@ -250,7 +253,7 @@ TOY = [
 ]
 
 
-def test_the_command_runs_what_is_missing_and_shows_all(
+def test_the_command_runs_missing_runs_and_prints_all_tables(
     prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "table3.json"
@@ -270,44 +273,44 @@ def test_the_command_runs_what_is_missing_and_shows_all(
     assert (alone["passes"], alone["variant"]) == ("plain", "no self-attention")
     assert alone["parameters"] == result["runs"][0]["parameters"] - 6 * 4 * 32 * 32
     assert [(one["norm"], one["seed"]) for one in result["gradient_norms"]] == [("post", 1), ("pre", 1)]
-    monkeypatch.setattr(table3, "run_one", lambda *_: pytest.fail("it has been run"))
+    monkeypatch.setattr(table3, "run_one", lambda *_: pytest.fail("this run is already in the result"))
     capsys.readouterr()
     table3.main([*command, "--seeds", "1", "--svg", str(tmp_path / "rows.svg")])
     drawn = (tmp_path / "rows.svg").read_text()
     assert drawn.count("<circle") == 3
     assert all(f">{name}<" in drawn for name in ("base", "A: 16 heads", "no self-attention"))
-    with pytest.raises(SystemExit, match="wants runs of base"):
+    with pytest.raises(SystemExit, match="needs runs of base"):
         table3.draw(tmp_path / "none.svg", {"runs": result["runs"][1:]})
     shown = capsys.readouterr().out
     assert "| A | 16 heads | n_heads 16, d_k 2, d_v 2 |" in shown
     assert "| 4.91 | 25.8 |" in shown
-    assert "| asked | no self-attention |" in shown
+    assert "| extra | no self-attention |" in shown
     assert "| encoder 2 |" in shown
     assert "given the source of another sentence" in shown
     with pytest.raises(SystemExit, match="another kind"):
         table3.main([*command, "--steps", "5"])
 
 
-def test_what_the_source_is_worth_is_told() -> None:
-    """By the two perplexities of each seed; runs from before it was asked have no row."""
+def test_the_source_table_compares_two_perplexities_of_each_seed() -> None:
+    """Results of older versions have only one perplexity and get no row."""
     known = {"perplexity": 4.0, "bleu": 20.0, "row": "base: base"}
     runs = [known | {"perplexity_of_another_source": wrong} for wrong in (8.0, 16.0)]
     shown = table3.source_table({"runs": [*runs, known | {"row": "big: big"}]})
     assert shown.splitlines()[2:] == ["| base | base | 4.00 ± 0.00 | 12.00 ± 5.66 | 3.0 ± 1.4 | 20.0 ± 0.0 | 2 |"]
 
 
-def test_the_other_source_is_another_sentences(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[list[str], list[str]]] = []
+def test_the_other_source_is_the_source_of_another_sentence(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[list[str], list[str]]] = []
 
     def perplexity_of(translator: Translator, sources: list[str], references: list[str], to: None) -> Any:
-        asked.append((sources, references))
+        calls.append((sources, references))
         return evaluate.perplexity_of(translator, sources, references, to)
 
     monkeypatch.setattr(table3, "perplexity_of", perplexity_of)
     record = run_one(options_for(prepared), Job("base: base", 1))
-    (right, references), (wrong, same) = asked
+    (right, references), (wrong, same) = calls
     assert (sorted(wrong), same) == (sorted(right), references)
-    assert all(own != other for own, other in zip(right, wrong, strict=True))
+    assert all(a != b for a, b in zip(right, wrong, strict=True))
     assert record["perplexity_of_another_source"] != record["perplexity_as_scored"]
 
 
@@ -317,7 +320,9 @@ def options_for(prepared: Path, *more: str) -> argparse.Namespace:
 
 @pytest.mark.parametrize("key", ["asked: no 1 / sqrt(d_k)", "asked: no self-attention"])
 def test_a_variant_is_scored_as_it_was_trained(prepared: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "fastest_on_cpu", lambda model, n_ranks: ("float32", 1))  # digits enough to compare
+    monkeypatch.setattr(
+        choices, "fastest_on_cpu", lambda model, n_ranks: ("float32", 1)
+    )  # bfloat16 is too inaccurate for this comparison
     options = options_for(prepared, "--steps", "30")
     record = run_one(options, Job(key, 1))
     assert record["perplexity_as_scored"] == pytest.approx(record["perplexity"], rel=1e-5)
@@ -336,27 +341,27 @@ def test_every_row_runs(prepared: Path, key: str) -> None:
     assert record["perplexity"] > 1
 
 
-def test_a_run_that_diverges_is_told_as_such(prepared: Path) -> None:
+def test_the_table_reports_a_run_that_diverged(prepared: Path) -> None:
     options = options_for(prepared, "--steps", "40")
     options.set = [*options.set, "train.rate_factor=1e30"]
     record = run_one(options, Job("base: base", 1))
-    assert "no number" in record["failed"]
+    assert "NaN or infinite" in record["failed"]
     record |= {"row": "base: base", "seed": 1}
-    shown = table3.asked_table({"runs": [record]})
-    assert "| base | base |  | diverged |  |  | 0 of 1, the others diverged |  |" in shown
+    shown = table3.extra_table({"runs": [record]})
+    assert "| base | base |  | diverged |  |  | 0 of 1, the others diverged |  | cpu" in shown
 
 
 def test_gradient_norms_are_those_of_the_first_step(prepared: Path) -> None:
     config = override(scaled(16, 1, 4), ["data.batch_tokens=300", "model.dropout=0", "model.n_decoder_layers=2"])
     config = with_model(config, source_vocab_size=300, target_vocab_size=300)
-    own = Prepared(prepared)
-    found = gradient_norms(config, own, "cpu")["layers"]
+    data = Prepared(prepared)
+    layers = gradient_norms(config, data, "cpu")["layers"]
     torch.manual_seed(config.train.seed)
     model = Transformer(config.model)
     layout = make_layout(
-        *own.train.lengths(), batch_tokens=300, n_shapes=config.data.n_shapes, seed=config.train.seed, micro_tokens=300
+        *data.train.lengths(), batch_tokens=300, n_shapes=config.data.n_shapes, seed=config.train.seed, micro_tokens=300
     )
-    first = next(steps(own.train, layout, config.model, 0))
+    first = next(steps(data.train, layout, config.model, 0))
     for batch in first.batches:
         source_BS, target_in_BT, target_out_BT = (torch.from_numpy(ids) for ids in batch[:3])
         loss_sum = model_loss(model, source_BS, target_in_BT, target_out_BT, 0.1, in_chunks=False)
@@ -365,6 +370,6 @@ def test_gradient_norms_are_those_of_the_first_step(prepared: Path) -> None:
     for stack in ("encoder", "decoder"):
         for number, layer in enumerate(getattr(model, stack), 1):
             expected.append((stack, number, float(layer.feed_forward.W_2.W.grad.norm())))
-    assert [(one["stack"], one["layer"]) for one in found] == [one[:2] for one in expected]
-    assert [one["W_2"] for one in found] == pytest.approx([one[2] for one in expected], rel=1e-4)
-    assert all(one["all"] > one["W_2"] for one in found)
+    assert [(one["stack"], one["layer"]) for one in layers] == [one[:2] for one in expected]
+    assert [one["W_2"] for one in layers] == pytest.approx([one[2] for one in expected], rel=1e-4)
+    assert all(one["all"] > one["W_2"] for one in layers)

@@ -1,4 +1,4 @@
-"""Looking inside: attention is the reference's, records come back from JSON, pages run nothing but their own script."""
+"""The inspector: attention equals that of the reference, records survive JSON, and pages run only their own script."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from transduce.insight.heads import (
     units,
     visibility,
 )
-from transduce.insight.output import Wanted, sentences_of, split_arguments, write
-from transduce.insight.page import PAGE, to_page
+from transduce.insight.output import OutputOptions, sentences_of, split_arguments, write
+from transduce.insight.page import WEB, to_page
 from transduce.insight.picture import choose_heads, draw
 from transduce.model_folder.format import BUNDLED, WEIGHTS
 
@@ -45,15 +45,15 @@ def translator() -> Translator:
     return Translator.load(device="cpu")
 
 
-def changed(translator: Translator, decode: dict[str, Any], model: dict[str, Any]) -> Translator:
+def with_changes(translator: Translator, decode: dict[str, Any], model: dict[str, Any]) -> Translator:
     config = with_model(translator.config, **model)
-    other = Transformer(config.model).eval()
-    other.load_weights(translator.model.weights())
+    model_copy = Transformer(config.model).eval()
+    model_copy.load_weights(translator.model.weights())
     settings = replace(translator.settings, **decode)
-    return Translator(other, config, translator.subwords, translator.origin, translator.heads, settings=settings)
+    return Translator(model_copy, config, translator.subwords, translator.origin, translator.heads, settings=settings)
 
 
-WAYS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "beam": (SENTENCE, {}, {}),
     "sampled": (SENTENCE, {"method": "sample", "seed": 3}, {}),
     "window": (SENTENCE, {}, {"attention_window": 6}),
@@ -62,19 +62,19 @@ WAYS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_weights_and_probabilities_are_those_of_the_reference(translator: Translator, way: str) -> None:
-    text, decode, model = WAYS[way]
-    asked = changed(translator, decode, model)
+@pytest.mark.parametrize("case", CASES)
+def test_weights_and_probabilities_equal_those_of_the_reference(translator: Translator, case: str) -> None:
+    text, decode, model = CASES[case]
+    translator = with_changes(translator, decode, model)
     weights = {name: W.astype(np.float64) for name, W in reference.load_weights(BUNDLED / WEIGHTS).items()}
-    records = list(inspect(asked, [text]))
-    assert (len({len(record.source) for record in records}) > 1) == way.startswith("padded")
+    records = list(inspect(translator, [text]))
+    assert (len({len(record.source) for record in records}) > 1) == case.startswith("padded")
     for record in records:
         source_BS, target_in_BT = (
-            np.array([[asked.subwords._processor.piece_to_id(piece) for piece in side]])
+            np.array([[translator.subwords._processor.piece_to_id(piece) for piece in side]])
             for side in (record.source, record.target)
         )
-        exact = reference.transformer(weights, asked.config.model, source_BS, target_in_BT)
+        exact = reference.transformer(weights, translator.config.model, source_BS, target_in_BT)
         kinds = (exact.encoder_LBHSS, exact.decoder_LBHTT, exact.memory_LBHTS)
         for kind, expected_LBHQM in zip(KINDS, kinds, strict=True):
             np.testing.assert_allclose(record.weights[kind], expected_LBHQM[:, 0], atol=2e-5)
@@ -82,12 +82,12 @@ def test_weights_and_probabilities_are_those_of_the_reference(translator: Transl
         probability_TV = reference.softmax(exact.logits_BTV[0])
         for probability_V, token in zip(probability_TV, record.tokens, strict=False):
             assert token.probability == pytest.approx(
-                probability_V[asked.subwords._processor.piece_to_id(token.piece)], abs=1e-4
+                probability_V[translator.subwords._processor.piece_to_id(token.piece)], abs=1e-4
             )
 
 
-def test_a_window_is_seen_in_the_weights(translator: Translator) -> None:
-    (record,) = inspect(changed(translator, {}, {"attention_window": 6}), [SENTENCE])
+def test_weights_outside_the_attention_window_are_zero(translator: Translator) -> None:
+    (record,) = inspect(with_changes(translator, {}, {"attention_window": 6}), [SENTENCE])
     n = len(record.source)
     far_SS = 2 * np.abs(np.arange(n)[:, None] - np.arange(n)) > 6
     assert record.window == 6
@@ -95,7 +95,7 @@ def test_a_window_is_seen_in_the_weights(translator: Translator) -> None:
     assert record.weights["memory"].all()
 
 
-def test_a_record_has_what_translate_says(translator: Translator) -> None:
+def test_a_record_agrees_with_the_translation(translator: Translator) -> None:
     (record,) = inspect(translator, [f" {SENTENCE}\t"])
     (translation,) = translator.translate([SENTENCE], with_details=True)
     assert (record.text, record.translation) == (SENTENCE, translation.text)
@@ -112,7 +112,7 @@ def test_a_record_has_what_translate_says(translator: Translator) -> None:
     assert record.target_words[record.target.index("▁car")] == target.index("car")
 
 
-def test_what_is_long_gives_a_record_for_each_part(translator: Translator) -> None:
+def test_a_long_text_gives_one_record_per_part(translator: Translator) -> None:
     records = list(inspect(translator, ["Ja.", "", LONG]))
     (translation,) = translator.translate([LONG])
     assert [record.part[0] for record in records] == [1, *range(1, len(records))]
@@ -120,25 +120,25 @@ def test_what_is_long_gives_a_record_for_each_part(translator: Translator) -> No
     assert all("split" in record.flags for record in records[1:])
 
 
-def test_a_prefix_is_part_of_what_is_said(translator: Translator) -> None:
+def test_the_translation_starts_with_the_prefix(translator: Translator) -> None:
     (record,) = inspect(translator, [SENTENCE], prefix="Yesterday")
     assert record.translation.startswith("Yesterday")
 
 
-def test_a_tag_is_a_mark_and_no_word() -> None:
-    asked = Translator.load(Path(__file__).parents[1] / "models" / "version-1", device="cpu")
-    to = asked.origin.tagged_languages[0]
-    (record,) = inspect(asked, ["Das ist gut."], to)
+def test_a_language_tag_is_a_mark_and_not_a_word() -> None:
+    tagged = Translator.load(Path(__file__).parents[1] / "models" / "version-1", device="cpu")
+    to = tagged.origin.tagged_languages[0]
+    (record,) = inspect(tagged, ["Das ist gut."], to)
     assert (record.n_tags, record.source[0], record.source_words[0]) == (1, f"<2{to}>", None)
     assert len(record.source_words) == len(record.source)
-    (translation,) = asked.translate(["Das ist gut."], to, with_details=True)
+    (translation,) = tagged.translate(["Das ist gut."], to, with_details=True)
     assert (record.translation, record.alignment) == (translation.text, translation.alignment)
 
 
-def test_records_come_back_from_json(translator: Translator) -> None:
+def test_records_are_equal_after_writing_and_reading_json(translator: Translator) -> None:
     records = list(inspect(translator, ["Das ist gut.", SENTENCE]))
-    found = from_document(json.loads(json.dumps(to_document(records, "a", "de-en"))))
-    for one, other in zip(records, found, strict=True):
+    read_records = from_document(json.loads(json.dumps(to_document(records, "a", "de-en"))))
+    for one, other in zip(records, read_records, strict=True):
         for name in (
             "text",
             "translation",
@@ -151,20 +151,20 @@ def test_records_come_back_from_json(translator: Translator) -> None:
             "window",
         ):
             assert getattr(one, name) == getattr(other, name)
-        for token, again in zip(one.tokens, other.tokens, strict=True):
-            assert again.probability == pytest.approx(token.probability, rel=1e-5)
-            assert [piece for piece, _ in again.runners_up] == [piece for piece, _ in token.runners_up]
+        for token, read_token in zip(one.tokens, other.tokens, strict=True):
+            assert read_token.probability == pytest.approx(token.probability, rel=1e-5)
+            assert [piece for piece, _ in read_token.runners_up] == [piece for piece, _ in token.runners_up]
         for kind in KINDS:
             np.testing.assert_allclose(other.weights[kind], one.weights[kind], atol=2**-12)
             np.testing.assert_allclose(other.weights[kind].sum(-1), 1, atol=2e-3)
         assert [head.label for head in one.heads] == [head.label for head in other.heads]
 
 
-def spoilt(document: dict[str, Any], *path: str | int, value: Any) -> Any:
-    document = at = json.loads(json.dumps(document))
-    for step in path[:-1]:
-        at = at[step]
-    at[path[-1]] = value
+def damaged(document: dict[str, Any], *path: str | int, value: Any) -> Any:
+    document = container = json.loads(json.dumps(document))
+    for key in path[:-1]:
+        container = container[key]
+    container[path[-1]] = value
     return document
 
 
@@ -178,17 +178,17 @@ def spoilt(document: dict[str, Any], *path: str | int, value: Any) -> Any:
         (["records", 0, "tokens"], []),
         (["records", 0, "tokens", 0], {"piece": "a"}),
         (["records", 0, "weights", "memory", "layers", 0], "AAAA"),
-        (["records", 0, "weights", "memory", "layers", 0], "no base64"),
+        (["records", 0, "weights", "memory", "layers", 0], "not base64"),
         (["records", 0, "weights", "encoder"], {"shape": [1, 1, 1, 1], "layers": ["AAA="]}),
         (["records", 0], []),
     ],
     ids=str,
 )
-def test_what_is_no_record_is_refused(hand_made: AttentionRecord, path: list[str | int], value: Any) -> None:
+def test_a_damaged_record_is_refused(hand_made: AttentionRecord, path: list[str | int], value: Any) -> None:
     document = to_document([hand_made])
     assert from_document(document)
     with pytest.raises(DataError, match="record of attention"):
-        from_document(spoilt(document, *path, value=value))
+        from_document(damaged(document, *path, value=value))
 
 
 @pytest.fixture
@@ -206,28 +206,28 @@ def tendency(weight_QM: Any) -> Head:
     return head
 
 
-def test_words_punctuation_and_marks_are_told_apart() -> None:
+def test_words_punctuation_and_marks_are_distinguished() -> None:
     assert units(PIECES, MARKS) == [0, 1, 1, 2, 3, 4]
     assert [is_punctuation(piece) for piece in ("▁,", "?!", "▁", "a.", "€")] == [True, True, False, False, True]
 
 
-def test_heads_are_named_for_what_they_look_at() -> None:
+def test_the_label_of_a_head_says_where_it_looks() -> None:
     n = len(PIECES)
     assert tendency(np.eye(n)).label == "the same word"
-    assert tendency(np.eye(n)[[1, 3, 3, 4, 5, 5]]).label == "the word after"
-    assert tendency(np.eye(n)[[0, 0, 0, 2, 3, 4]]).label == "the word before"
+    assert tendency(np.eye(n)[[1, 3, 3, 4, 5, 5]]).label == "the next word"
+    assert tendency(np.eye(n)[[0, 0, 0, 2, 3, 4]]).label == "the previous word"
     assert tendency(np.eye(n)[[0] * n]).label == "the first token"
     assert tendency(np.eye(n)[[5] * n]).label == "the end mark"
     assert tendency(np.eye(n)[[3] * n]).label == "punctuation"
-    assert tendency(np.full((n, n), 1 / n)).label == "everything, evenly"
+    assert tendency(np.full((n, n), 1 / n)).label == "all tokens evenly"
 
 
-def test_distance_entropy_and_shares_by_hand() -> None:
-    """Each looks half at itself and half at the first: distance is half of 0 + 1 + ... + 5, over 6 rows."""
+def test_distance_entropy_and_shares_equal_those_computed_by_hand() -> None:
+    """Each token looks half at itself and half at the first token: the distance is half of 0 + 1 + ... + 5, over 6 rows."""
     n = len(PIECES)
     head = tendency((np.eye(n) + np.eye(n)[[0] * n]) / 2)
     assert head.distance == pytest.approx(15 / 2 / 6)
-    assert head.entropy == pytest.approx(5 / 6)  # one bit, but for the first row
+    assert head.entropy == pytest.approx(5 / 6)  # one bit in each row except the first
     assert head.shares["first"] == pytest.approx((5 * 0.5 + 1) / 6)
     assert head.shares["punctuation"] == pytest.approx(0.5 / 6)
     even = tendency(np.full((n, n), 1 / n))
@@ -235,17 +235,17 @@ def test_distance_entropy_and_shares_by_hand() -> None:
     assert even.evenness == pytest.approx(1)
 
 
-def test_rows_without_a_choice_say_nothing_of_a_head() -> None:
-    """Under the decoder's visibility the first row can but look at itself."""
+def test_rows_that_see_a_single_position_do_not_count() -> None:
+    """In the decoder, the first row can only look at itself."""
     places = self_places(["<s>", "▁a", "▁b"], [True, False, False])
     (head,) = tendencies("decoder", np.eye(3)[[0, 0, 1]][None, None], visibility("decoder", 3, 3, None), places)
-    assert head.label == "the word before"
+    assert head.label == "the previous word"
     assert head.shares["same"] == pytest.approx(0, abs=1e-6)
-    assert "next" not in head.shares, "and nobody sees the word after"
+    assert "next" not in head.shares, "no row can see the next word"
 
 
-def test_a_decoder_looks_at_words_by_their_alignment() -> None:
-    """Target words 0 and 1 belong to source words 1 and 0."""
+def test_the_places_of_memory_attention_follow_the_alignment() -> None:
+    """Target words 0 and 1 are aligned with source words 1 and 0."""
     source, marks = ["▁a", "▁b", "</s>"], [False, False, True]
     places = memory_places(source, marks, [0, 1, None], [None, 0, 1], [(1, 0), (0, 1)])
     assert places["same"].tolist() == [[False] * 3, [False, True, False], [True, False, False]]
@@ -276,17 +276,17 @@ class Scripts(HTMLParser):
         if self.texts:
             self.texts[-1] += data
 
-    def found(self, tag: str) -> list[tuple[dict[str, str | None], str]]:
+    def elements(self, tag: str) -> list[tuple[dict[str, str | None], str]]:
         return [(attrs, text) for (name, attrs), text in zip(self.tags, self.texts, strict=True) if name == tag]
 
 
-def test_a_page_holds_its_records_whatever_they_say() -> None:
+def test_a_page_contains_its_records_even_if_they_contain_html() -> None:
     record = record_of(HOSTILE, text=HOSTILE[0])
     html = to_page([record, record], "</script>", "<b>")
     parsed = Scripts(html)
-    (attributes, data), (_, script) = parsed.found("script")
+    (attributes, data), (_, script) = parsed.elements("script")
     assert attributes == {"type": "application/json", "id": "records"}
-    assert script == (PAGE / "inspector.js").read_text()
+    assert script == (WEB / "inspector.js").read_text()
     document = json.loads(data)
     assert document["records"][0]["target"][1:] == HOSTILE
     assert from_document(document)[0].target == record.target
@@ -303,18 +303,18 @@ def test_a_page_holds_its_records_whatever_they_say() -> None:
     }
 
 
-def test_a_page_allows_its_own_script_and_style_and_no_request(hand_made: AttentionRecord) -> None:
+def test_the_policy_of_a_page_allows_only_its_own_script_and_style(hand_made: AttentionRecord) -> None:
     parsed = Scripts(to_page([hand_made]))
-    (policy,) = [a["content"] for a, _ in parsed.found("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = [a["content"] for a, _ in parsed.elements("meta") if a.get("http-equiv") == "Content-Security-Policy"]
     rules = dict(rule.split(" ", 1) for rule in (policy or "").split("; "))
-    for tag, text in (("script", parsed.found("script")[1][1]), ("style", parsed.found("style")[0][1])):
+    for tag, text in (("script", parsed.elements("script")[1][1]), ("style", parsed.elements("style")[0][1])):
         assert rules[f"{tag}-src"] == f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
     assert rules["default-src"] == "'none'"
     assert not any("src" in attributes or "href" in attributes for _, attributes in parsed.tags)
 
 
-def test_the_script_sets_text_as_text_and_styles_through_cssom() -> None:
-    script, html, style = ((PAGE / name).read_text() for name in ("inspector.js", "index.html", "style.css"))
+def test_the_script_uses_no_html_strings_and_no_requests() -> None:
+    script, html, style = ((WEB / name).read_text() for name in ("inspector.js", "index.html", "style.css"))
     for forbidden in (
         "innerHTML",
         "outerHTML",
@@ -332,22 +332,22 @@ def test_the_script_sets_text_as_text_and_styles_through_cssom() -> None:
     assert "@import" not in style
 
 
-def test_the_page_is_in_the_package() -> None:
-    patterns = tomllib.loads((PAGE.parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    for path in PAGE.iterdir():
+def test_the_package_contains_the_files_of_the_page() -> None:
+    patterns = tomllib.loads((WEB.parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    for path in WEB.iterdir():
         assert any(fnmatch(f"web/{path.name}", pattern) for pattern in patterns["transduce"]), path
 
 
-def test_what_no_browser_would_open_is_refused(hand_made: AttentionRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "MOST_BYTES", 1000)
-    with pytest.raises(DataError, match="fewer sentences"):
+def test_a_page_too_large_for_browsers_is_refused(hand_made: AttentionRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MAX_WEIGHT_BYTES", 1000)
+    with pytest.raises(DataError, match="fewer or shorter sentences"):
         to_page([hand_made] * 5)
 
 
 # Pictures
 
 
-def test_pictures_are_of_the_heads_asked_for(hand_made: AttentionRecord, tmp_path: Path) -> None:
+def test_a_picture_shows_the_selected_heads(hand_made: AttentionRecord, tmp_path: Path) -> None:
     assert [(head.layer, head.head) for head in choose_heads(hand_made, "encoder", None, None)] == [
         (1, 0),
         (1, 1),
@@ -368,7 +368,7 @@ def test_pictures_are_of_the_heads_asked_for(hand_made: AttentionRecord, tmp_pat
     assert (tmp_path / "svg").read_bytes() == first
 
 
-def test_without_matplotlib_a_picture_says_what_to_install(
+def test_without_matplotlib_the_message_names_the_package_to_install(
     hand_made: AttentionRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -389,20 +389,20 @@ def test_the_first_argument_may_be_a_model(tmp_path: Path, monkeypatch: pytest.M
     assert split_arguments(["Ja."]) == (None, ["Ja."])
     assert split_arguments(["a " * 3000]) == (None, ["a " * 3000])
     for unknown in (["no-run", "Ja."], ["no/run"]):
-        with pytest.raises(ModelFolderError, match="is no model folder"):
+        with pytest.raises(ModelFolderError, match="is not a model folder"):
             split_arguments(unknown)
     with pytest.raises(DataError, match=r"--source in\.de"):
         split_arguments(["in.de"])
 
 
-def test_sentences_come_from_arguments_or_a_file(tmp_path: Path) -> None:
+def test_sentences_are_read_from_arguments_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "in.de").write_text("Ja.\n\nNein.\n")
     (tmp_path / "blank").write_text("\n \n")
     assert sentences_of(["Ja,\nnein."], None) == ["Ja, nein."]
     assert sentences_of([], str(tmp_path / "in.de")) == ["Ja.", "Nein."]
     with pytest.raises(DataError, match="sentence 2 is empty"):
         sentences_of(["Ja.", " "], None)
-    with pytest.raises(DataError, match="holds no sentence"):
+    with pytest.raises(DataError, match="contains no sentence"):
         sentences_of([], str(tmp_path / "blank"))
     with pytest.raises(DataError, match="cannot be read"):
         sentences_of([], str(tmp_path / "none"))
@@ -411,61 +411,61 @@ def test_sentences_come_from_arguments_or_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("options", "message"),
     [
         ({"kind": "memories"}, "--kind is 'memories'"),
-        ({"is_opened": True}, "add --html"),
+        ({"opens_page": True}, "add --html"),
         ({"head": 1, "png": Path("x")}, "add --layer"),
         ({"layer": 1}, "add --png"),
         ({"kind": "encoder", "html": Path("x")}, "add --png"),
     ],
     ids=str,
 )
-def test_what_cannot_be_wanted_is_refused(wanted: dict[str, Any], message: str) -> None:
+def test_invalid_output_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Wanted(**wanted)
+        OutputOptions(**options)
 
 
-def test_a_page_of_several_is_opened_when_asked(
+def test_a_page_of_several_sentences_is_opened_if_requested(
     hand_made: AttentionRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", seen.append)
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
     path = tmp_path / "a b.html"
-    (told,) = write([hand_made] * 2, Wanted(html=path, is_opened=True), Console(), "run", "de-en")
-    assert seen == [path.as_uri()]
-    assert re.fullmatch(rf"{path}: 2 sentences, 18 heads, \d+ kB; open it in a browser", told)
+    (message,) = write([hand_made] * 2, OutputOptions(html=path, opens_page=True), Console(), "run", "de-en")
+    assert opened == [path.as_uri()]
+    assert re.fullmatch(rf"{path}: 2 sentences, 18 heads, \d+ kB; open it in a browser", message)
 
 
-def transduce(*arguments: str, given: str = "", cwd: Path) -> subprocess.CompletedProcess[str]:
+def transduce(*arguments: str, stdin: str = "", cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "transduce", "inspect", *arguments, "--device", "cpu"]
-    return subprocess.run(command, input=given, capture_output=True, text=True, cwd=cwd)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=cwd)
 
 
-def test_the_command_writes_what_was_asked_for(tmp_path: Path) -> None:
+def test_the_command_writes_the_requested_files(tmp_path: Path) -> None:
     files = ["--html", "a.html", "--json", "a.json", "--png", "a.png", "--svg", "a.svg"]
-    done = transduce("Das ist gut.", *files, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert "a.html: 1 sentence, 36 heads" in done.stderr
+    result = transduce("Das ist gut.", *files, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+    assert "a.html: 1 sentence, 36 heads" in result.stderr
     (record,) = from_document(json.loads((tmp_path / "a.json").read_text()))
     assert record.translation == "That's good."
-    document = json.loads(Scripts((tmp_path / "a.html").read_text()).found("script")[0][1])
+    document = json.loads(Scripts((tmp_path / "a.html").read_text()).elements("script")[0][1])
     assert (document["model"], document["direction"]) == ("tatoeba-de-en", "de-en")
     assert (tmp_path / "a.png").stat().st_size > 2000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.json", "a.png", "a.svg"]
 
 
-def test_without_a_file_the_command_says_it_in_words(tmp_path: Path) -> None:
-    done = transduce("-q", given="Das ist gut.\n\nIch bin müde.\n", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    for said in ("That's good.", "I'm tired.", "words: ", "the word just said"):
-        assert said in done.stdout
+def test_without_a_file_the_command_prints_a_summary(tmp_path: Path) -> None:
+    result = transduce("-q", stdin="Das ist gut.\n\nIch bin müde.\n", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    for text in ("That's good.", "I'm tired.", "word alignment: ", "the word just translated"):
+        assert text in result.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["no-model", "Das ist gut."], "no-model is no model folder"),
+        (["no-model", "Das ist gut."], "no-model is not a model folder"),
         ([""], "sentence 1 is empty"),
         (["Das ist gut.", "--html", "no/where.html"], "no/where.html cannot be written"),
         (["Das ist gut.", "--to", "fr"], "--to is 'fr'"),
@@ -474,8 +474,8 @@ def test_without_a_file_the_command_says_it_in_words(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_mistake_is_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = transduce("-q", *arguments, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert message in done.stderr
+def test_bad_input_gives_a_one_line_message_and_exit_code_2(arguments: list[str], message: str, tmp_path: Path) -> None:
+    result = transduce("-q", *arguments, cwd=tmp_path)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert message in result.stderr
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The saved page in a real browser: it opens from disk, shows what the record says, and runs nothing but itself."""
+"""The saved page in a browser: it opens from disk, shows the values of its records, and runs only its own script."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def records() -> list[AttentionRecord]:
 
 @pytest.fixture
 def opened(browser: Browser, tmp_path: Path) -> Iterator[Opened]:
-    """Opens a page of records; at the end, nothing must have gone wrong in it and nothing been asked of a network."""
-    wrong: list[str] = []
+    """Open pages of records. At the end, fail if there was a message, an error, a dialog or a network request."""
+    problems: list[str] = []
     contexts = []
 
     def open_page(records: list[AttentionRecord], **settings: Any) -> Page:
@@ -45,10 +45,10 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Opened]:
         context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | settings))
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda message: wrong.append(message.text))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("dialog", lambda dialog: wrong.append(dialog.message))
-        page.on("request", lambda asked: wrong.append(asked.url) if asked.url != path.as_uri() else None)
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("dialog", lambda dialog: problems.append(dialog.message))
+        page.on("request", lambda request: problems.append(request.url) if request.url != path.as_uri() else None)
         page.goto(path.as_uri())
         page.wait_for_selector(DRAWN)
         return page
@@ -56,27 +56,29 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Opened]:
     yield open_page
     for context in contexts:
         context.close()
-    assert wrong == []
+    assert problems == []
 
 
-def chosen(page: Page, what: str) -> str:
-    return page.locator(f".{what}-choice input:checked + span").inner_text()
+def selected_option(page: Page, name: str) -> str:
+    return page.locator(f".{name}-choice input:checked + span").inner_text()
 
 
 def shares(page: Page, side: str) -> list[float]:
     return [share(text) for text in page.locator(f".lines .{side} .token small").all_text_contents()]
 
 
-def test_it_opens_from_disk_and_shows_the_translation(opened: Opened, records: list[AttentionRecord]) -> None:
+def test_the_page_opens_from_disk_and_shows_the_translation(opened: Opened, records: list[AttentionRecord]) -> None:
     page = opened(records)
     assert page.locator(".sentence").inner_text() == SENTENCE
     assert page.locator(".translation").inner_text() == records[0].translation
-    said = page.locator(".chip small").all_text_contents()
-    assert [share(text) for text in said] == pytest.approx([t.probability for t in records[0].tokens], abs=6e-4)
+    probabilities = page.locator(".chip small").all_text_contents()
+    assert [share(text) for text in probabilities] == pytest.approx(
+        [t.probability for t in records[0].tokens], abs=6e-4
+    )
     page.locator(".chip").nth(2).hover()
-    others = page.locator(".instead").inner_text()
+    alternatives = page.locator(".alternatives").inner_text()
     for piece, probability in records[0].tokens[2].runners_up:
-        assert f"{piece.removeprefix('▁')} {100 * probability:.1f}\u00a0%" in others
+        assert f"{piece.removeprefix('▁')} {100 * probability:.1f}\u00a0%" in alternatives
     page.get_by_label("Sentence").select_option(index=1)
     assert page.locator(".sentence").inner_text() == "Ich bin müde."
     assert page.evaluate("document.activeElement.tagName") == "SELECT"
@@ -84,12 +86,10 @@ def test_it_opens_from_disk_and_shows_the_translation(opened: Opened, records: l
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_click_shows_the_row_of_a_token_with_the_right_numbers(
-    opened: Opened, records: list[AttentionRecord], kind: Any
-) -> None:
+def test_a_click_on_a_token_shows_its_weights(opened: Opened, records: list[AttentionRecord], kind: Any) -> None:
     page = opened(records)
     page.locator(f'.head[data-at="{kind} 2 3"]').click()
-    assert (chosen(page, "layer"), chosen(page, "head")) == ("3", "4")
+    assert (selected_option(page, "layer"), selected_option(page, "head")) == ("3", "4")
     weight_QM = records[0].weights[kind][2, 3]
     page.locator(".lines .left .token").nth(4).click()
     page.mouse.move(0, 0)
@@ -99,7 +99,7 @@ def test_a_click_shows_the_row_of_a_token_with_the_right_numbers(
     best = int(weight_QM[4].argmax())
     text = page.locator(".lines .right .token bdi").nth(best).inner_text()
     assert re.search(
-        rf"looks at {re.escape(text)} {100 * weight_QM[4, best]:.1f}", page.locator(".looking").inner_text()
+        rf"attends to {re.escape(text)} {100 * weight_QM[4, best]:.1f}", page.locator(".status").inner_text()
     )
     page.locator(".lines .right .token").nth(1).click()
     page.mouse.move(0, 0)
@@ -108,7 +108,7 @@ def test_a_click_shows_the_row_of_a_token_with_the_right_numbers(
     assert page.locator(".lines .token.active").count() == 0
 
 
-def test_the_heat_map_answers_where_the_pointer_is(opened: Opened, records: list[AttentionRecord]) -> None:
+def test_the_heat_map_shows_the_weight_under_the_pointer(opened: Opened, records: list[AttentionRecord]) -> None:
     page = opened(records)
     weight_TS = records[0].weights["memory"][0, 0]
     page.locator('.head[data-at="memory 0 0"]').click()
@@ -122,24 +122,24 @@ def test_the_heat_map_answers_where_the_pointer_is(opened: Opened, records: list
     )
     page.mouse.move(x, y)
     assert (
-        f"here {records[0].source[3].removeprefix('▁')} {100 * weight_TS[5, 3]:.1f}"
-        in page.locator(".looking").inner_text()
+        f"this cell: {records[0].source[3].removeprefix('▁')} {100 * weight_TS[5, 3]:.1f}"
+        in page.locator(".status").inner_text()
     )
     page.mouse.click(x, y)
     assert page.locator(".lines .left .token").nth(5).get_attribute("aria-pressed") == "true"
 
 
-def test_heads_layers_kinds_and_tokens_are_reached_by_keyboard(opened: Opened, records: list[AttentionRecord]) -> None:
+def test_the_keyboard_selects_kinds_layers_heads_and_tokens(opened: Opened, records: list[AttentionRecord]) -> None:
     page = opened(records)
     page.keyboard.press("1")
-    assert chosen(page, "kind").lower() == "encoder self"
+    assert selected_option(page, "kind").lower() == "encoder self-attention"
     for _ in range(9):
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("Shift+ArrowLeft")
-    assert (chosen(page, "layer"), chosen(page, "head")) == ("1", "1")
+    assert (selected_option(page, "layer"), selected_option(page, "head")) == ("1", "1")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Shift+ArrowRight")
-    assert (chosen(page, "layer"), chosen(page, "head")) == ("2", "2")
+    assert (selected_option(page, "layer"), selected_option(page, "head")) == ("2", "2")
     page.keyboard.press("j")
     page.keyboard.press("j")
     np.testing.assert_allclose(shares(page, "right"), records[0].weights["encoder"][1, 1, 1], atol=1e-3)
@@ -148,27 +148,29 @@ def test_heads_layers_kinds_and_tokens_are_reached_by_keyboard(opened: Opened, r
     page.locator(".head-choice input:checked").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    assert chosen(page, "head") == "4", "the buttons answer to arrows too, once for each"
+    assert selected_option(page, "head") == "4", "an arrow key moves a focused button by one"
     page.locator(".layer-choice input:checked").focus()
     page.keyboard.press("ArrowLeft")
-    assert (chosen(page, "layer"), chosen(page, "head")) == ("1", "4"), "each row of buttons for itself"
+    assert (selected_option(page, "layer"), selected_option(page, "head")) == ("1", "4"), (
+        "an arrow key moves only the focused row of buttons"
+    )
     page.keyboard.press("ArrowRight")
     page.locator(".lines .left .token").first.focus()
     page.keyboard.press("ArrowDown")
     np.testing.assert_allclose(shares(page, "right"), records[0].weights["encoder"][1, 3, 1], atol=1e-3)
 
 
-def test_words_that_belong_together_light_up_together(opened: Opened, records: list[AttentionRecord]) -> None:
+def test_aligned_words_are_highlighted_together(opened: Opened, records: list[AttentionRecord]) -> None:
     page = opened(records)
     source, target = records[0].words
     word = source.index("Auto")
     page.locator(".sentence .word").nth(word).hover()
-    lit = page.locator(".translation .linked").all_text_contents()
-    assert lit == [target[t] for s, t in records[0].alignment or () if s == word] == ["car"]
+    highlighted = page.locator(".translation .linked").all_text_contents()
+    assert highlighted == [target[t] for s, t in records[0].alignment or () if s == word] == ["car"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_picture_is_not_blank_and_axe_finds_nothing(
+def test_the_page_is_not_blank_and_has_no_accessibility_violations(
     opened: Opened, records: list[AttentionRecord], scheme: str, tmp_path: Path
 ) -> None:
     from axe_playwright_python.sync_playwright import Axe
@@ -177,32 +179,32 @@ def test_the_picture_is_not_blank_and_axe_finds_nothing(
     page = opened(records, color_scheme=scheme)
     page.locator(".lines .left .token").nth(4).click()
     page.locator("summary").click()
-    found = Axe().run(page).response["violations"]
-    assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in found] == []
+    violations = Axe().run(page).response["violations"]
+    assert [(violation["id"], [node["target"] for node in violation["nodes"]][:3]) for violation in violations] == []
     page.screenshot(path=tmp_path / "page.png")
     picture = np.asarray(Image.open(tmp_path / "page.png").convert("L"))
-    ground = int(np.bincount(picture.ravel()).argmax())
-    assert (ground > 200) == (scheme == "light")
+    background = int(np.bincount(picture.ravel()).argmax())
+    assert (background > 200) == (scheme == "light")
     assert len(np.unique(picture)) > 50
-    assert 0.02 < (np.abs(picture.astype(int) - ground) > 60).mean() < 0.6
+    assert 0.02 < (np.abs(picture.astype(int) - background) > 60).mean() < 0.6
 
 
-def test_the_theme_can_be_chosen(opened: Opened, records: list[AttentionRecord]) -> None:
+def test_the_button_changes_the_theme(opened: Opened, records: list[AttentionRecord]) -> None:
     page = opened(records, color_scheme="light")
 
-    def ground() -> str:
+    def background() -> str:
         return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
 
-    seen = [ground()]
+    colours = [background()]
     for theme in ("light", "dark", "auto"):
         page.locator(".theme").click()
         assert page.locator(".theme").inner_text() == f"Theme: {theme}"
-        seen.append(ground())
-    assert seen[0] == seen[1] == seen[3] != seen[2]
+        colours.append(background())
+    assert colours[0] == colours[1] == colours[3] != colours[2]
 
 
 @pytest.mark.parametrize("n_sentences", [1, 2])
-def test_a_phone_scrolls_in_one_direction(opened: Opened, records: list[AttentionRecord], n_sentences: int) -> None:
+def test_a_phone_scrolls_only_vertically(opened: Opened, records: list[AttentionRecord], n_sentences: int) -> None:
     long = list(inspect(Translator.load(device="cpu"), [LONG]))
     for shown in (records[:n_sentences], long[:n_sentences]):
         page = opened(shown, viewport={"width": 360, "height": 740}, has_touch=True)
@@ -214,7 +216,7 @@ def test_a_phone_scrolls_in_one_direction(opened: Opened, records: list[Attentio
 
 
 def base_sized(n: int) -> AttentionRecord:
-    """As many layers and heads as the paper's base model has, and n tokens on either side."""
+    """A record with the layers and heads of the paper's base model and n tokens on each side."""
     rng = np.random.default_rng(0)
 
     def rows(visible_QM: Any) -> Any:
@@ -223,7 +225,7 @@ def base_sized(n: int) -> AttentionRecord:
         return weight_LHQM
 
     pieces = [f"▁w{i}" for i in range(n - 1)]
-    whole = np.ones((n, n), dtype=np.float32)
+    all_visible = np.ones((n, n), dtype=np.float32)
     return record_of(
         pieces,
         text=" ".join(p[1:] for p in pieces),
@@ -232,38 +234,44 @@ def base_sized(n: int) -> AttentionRecord:
         source_words=(*range(n - 1), None),
         alignment=tuple((i, i) for i in range(n - 1)),
         tokens=tuple(Token(piece, 0.5, []) for piece in pieces),
-        weights={"encoder": rows(whole), "decoder": rows(np.tri(n, dtype=np.float32)), "memory": rows(whole)},
+        weights={
+            "encoder": rows(all_visible),
+            "decoder": rows(np.tri(n, dtype=np.float32)),
+            "memory": rows(all_visible),
+        },
     )
 
 
-def test_300_tokens_open_within_two_seconds_and_stay_usable(browser: Browser, tmp_path: Path) -> None:
+def test_a_page_of_300_tokens_opens_within_two_seconds_and_reacts(browser: Browser, tmp_path: Path) -> None:
     record = base_sized(300)
     path = tmp_path / "page.html"
     path.write_text(to_page([record]), encoding="utf-8")
-    took = []
-    for _ in range(5):  # others may be at work on this machine: the quickest of a few
+    seconds = []
+    for _ in range(5):  # the machine may be busy: take the fastest of several attempts
         page = browser.new_page()
         page.goto("about:blank")
         began = time.monotonic()
         page.goto(path.as_uri(), wait_until="commit")
         page.wait_for_selector(".lines .token")
-        page.evaluate("() => new Promise((painted) => requestAnimationFrame(() => setTimeout(painted)))")
-        took.append(time.monotonic() - began)
-        if took[-1] < 2:
+        page.evaluate("() => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)))")
+        seconds.append(time.monotonic() - began)
+        if seconds[-1] < 2:
             break
         page.close()
-    assert min(took) < 2
+    assert min(seconds) < 2
     page.wait_for_selector(DRAWN)
     page.locator(".lines .left .token").nth(250).click()
     page.mouse.move(0, 0)
-    weight_S = record.weights["memory"][int(chosen(page, "layer")) - 1, int(chosen(page, "head")) - 1, 250]
+    weight_S = record.weights["memory"][
+        int(selected_option(page, "layer")) - 1, int(selected_option(page, "head")) - 1, 250
+    ]
     np.testing.assert_allclose(shares(page, "right"), weight_S, atol=1e-3)
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
     page.locator(".chip").nth(3).click()
     page.wait_for_function("document.querySelector('.lines').scrollTop < 60")
     box = page.locator(".heat").bounding_box()
     assert box is not None
-    assert box["width"] < 600, "the whole of it can be seen"
+    assert box["width"] < 600, "the whole heat map fits on the screen"
     page.locator(".heat").click(position={"x": 100, "y": box["height"] * 200.5 / 300})
     active = page.locator(".lines .left .token[aria-pressed=true] bdi")
     assert active.inner_text() in ("w198", "w199", "w200")
@@ -271,7 +279,7 @@ def test_300_tokens_open_within_two_seconds_and_stay_usable(browser: Browser, tm
     page.close()
 
 
-def test_what_tokens_say_is_shown_and_not_run(opened: Opened) -> None:
+def test_html_in_tokens_is_shown_as_text(opened: Opened) -> None:
     pieces = [f"▁{text}" for text in HOSTILE]
     text = " ".join(HOSTILE)
     page = opened([record_of(pieces, text=text, translation=text)])
@@ -279,13 +287,13 @@ def test_what_tokens_say_is_shown_and_not_run(opened: Opened) -> None:
     assert page.locator(".chip bdi").all_text_contents() == HOSTILE
     assert page.locator(".translation").text_content() == text
     page.locator(".lines .left .token").nth(1).click()
-    assert HOSTILE[0] in page.locator(".looking").inner_text()
+    assert HOSTILE[0] in page.locator(".status").inner_text()
     assert page.evaluate("window.ran") is None
     assert page.locator("img").count() == 0
     assert page.locator("script").count() == 2
 
 
-def test_an_inspector_can_be_opened_in_place_and_closed(opened: Opened, records: list[AttentionRecord]) -> None:
+def test_an_inspector_can_be_mounted_and_destroyed(opened: Opened, records: list[AttentionRecord]) -> None:
     page = opened(records)
     page.evaluate("""() => {
         const element = document.body.appendChild(document.createElement("section"));

@@ -1,4 +1,4 @@
-"""A model is one folder: whole or absent, never a pickle, and refused with a reason when it is not right."""
+"""A model folder is written atomically, is never a pickle, and is refused with a reason if it is damaged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.primes import SWITCHES, prime_config, random_ids, random_model
 from transduce import ModelConfig, ModelFolderError, RunConfig, Transformer, Translator, load_model, save_model
-from transduce.model_folder import format as checkpoint_module
+from transduce.model_folder import format as format_module
 
 every_switch = pytest.mark.parametrize("config", [prime_config(**c) for c in SWITCHES.values()], ids=list(SWITCHES))
 
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @every_switch
-def test_a_saved_model_comes_back_to_the_bit(config: ModelConfig, tmp_path: Path) -> None:
+def test_a_loaded_model_equals_the_saved_model_exactly(config: ModelConfig, tmp_path: Path) -> None:
     model, (source_BS, target_BT) = random_model(config, torch.float32), random_ids(config)
     save_model(tmp_path / "deep" / "model", model, RunConfig(model=config))
     loaded, loaded_config = load_model(tmp_path / "deep" / "model")
@@ -36,7 +36,7 @@ def test_a_saved_model_comes_back_to_the_bit(config: ModelConfig, tmp_path: Path
         assert torch.equal(loaded(source_BS, target_BT).logits_BTV, model(source_BS, target_BT).logits_BTV)
 
 
-def test_the_weights_file_has_the_papers_names_unpacked_and_tied_ones_once(folder: Path) -> None:
+def test_weights_have_the_papers_names_and_tied_weights_are_stored_once(folder: Path) -> None:
     weights, config = load_file(folder / "weights.safetensors"), prime_config()
     shapes = {name: tuple(W.shape) for name, W in weights.items()}
     n_keys, n_values = config.n_heads * config.d_k, config.n_heads * config.d_v
@@ -53,7 +53,7 @@ def test_the_weights_file_has_the_papers_names_unpacked_and_tied_ones_once(folde
     assert sum(W.numel() for W in weights.values()) == sum(p.numel() for p in Transformer(config).parameters())
 
 
-def test_nothing_is_overwritten(folder: Path) -> None:
+def test_save_model_does_not_overwrite(folder: Path) -> None:
     before = (folder / "weights.safetensors").read_bytes()
     config = RunConfig(model=prime_config())
     with pytest.raises(ModelFolderError, match=r"model exists: choose another name or remove it first"):
@@ -61,18 +61,18 @@ def test_nothing_is_overwritten(folder: Path) -> None:
     assert (folder / "weights.safetensors").read_bytes() == before
 
 
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_module, "save_file", full_disk)
+    monkeypatch.setattr(format_module, "save_file", full_disk)
     config = RunConfig(model=prime_config())
     with pytest.raises(OSError, match="No space left"):
         save_model(tmp_path / "model", random_model(config.model), config)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_may_read_a_folder_is_up_to_the_umask(folder: Path, tmp_path: Path) -> None:
+def test_permissions_of_a_folder_follow_the_umask(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     assert folder.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
@@ -82,7 +82,7 @@ def edit(folder: Path, **changes: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_what_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_an_incomplete_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ModelFolderError, match=r"config.json cannot be read \(No such file or directory\): give a model"
     ):
@@ -97,7 +97,7 @@ def test_what_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"format_version": 1}', "[" * 100_000])
-def test_a_description_that_is_none_is_refused(folder: Path, text: str) -> None:
+def test_an_invalid_description_is_refused(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     with pytest.raises(ModelFolderError, match=r"config.json does not describe a model: give a folder that"):
         load_model(folder)
@@ -117,7 +117,7 @@ def test_weights_of_another_model_are_refused(folder: Path) -> None:
     weights = load_file(file)
     wrong = weights | {"encoder.0.feed_forward.W_1": torch.zeros(5, 7)}
     save_file(wrong, file)
-    with pytest.raises(ModelFolderError, match=r"W_1' has shape \[5, 7\], the configuration wants \[22, 13\]"):
+    with pytest.raises(ModelFolderError, match=r"W_1' has shape \[5, 7\], the configuration requires \[22, 13\]"):
         load_model(folder)
     save_file({name: W for name, W in weights.items() if not name.endswith("2.feed_forward.b_1")}, file)
     with pytest.raises(ModelFolderError, match=r"lacks tensor 'decoder.2.feed_forward.b_1': it belongs to another"):
@@ -127,14 +127,14 @@ def test_weights_of_another_model_are_refused(folder: Path) -> None:
         load_model(folder)
 
 
-def test_a_pickle_named_as_weights_is_refused_and_not_run(folder: Path) -> None:
+def test_a_pickle_in_place_of_weights_is_refused_and_not_executed(folder: Path) -> None:
     torch.save({"weights": torch.zeros(3)}, folder / "weights.safetensors")
     with pytest.raises(ModelFolderError, match="is damaged"):
         load_model(folder)
 
 
-def test_a_folder_of_the_first_version_still_translates_as_it_did() -> None:
-    """It is kept for ever: weights by chance, tags, heads and all. What it says was recorded when it was made."""
+def test_a_folder_of_format_version_1_gives_the_recorded_translations() -> None:
+    """The folder must stay readable. Its weights are random; the translations were recorded when it was made."""
     folder = Path(__file__).parents[1] / "models" / "version-1"
     translator = Translator.load(folder, device="cpu")
     translator.settings = replace(translator.settings, max_extra_tokens=2, no_repeat_ngram=1)
@@ -159,16 +159,14 @@ def test_a_folder_of_the_first_version_still_translates_as_it_did() -> None:
         ("alignment", {"layer": 0, "heads": [99], "shift": 0}),
     ],
 )
-def test_a_folder_that_misremembers_where_it_comes_from_is_refused(folder: Path, part: str, values: object) -> None:
+def test_an_invalid_origin_or_alignment_is_refused(folder: Path, part: str, values: object) -> None:
     description = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(description | {part: values}))
-    with pytest.raises(
-        ModelFolderError, match="does not rightly say where the model comes from: copy the folder again"
-    ):
-        checkpoint_module.load_origin(folder)
+    with pytest.raises(ModelFolderError, match="has an invalid origin or alignment: copy the folder again"):
+        format_module.load_origin(folder)
 
 
-def test_a_run_that_has_not_ended_has_no_model_yet(tmp_path: Path) -> None:
+def test_a_run_that_has_not_ended_is_refused_as_a_model(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(ModelFolderError, match="is a run that has not ended, so there is no model yet: go on with it"):
-        checkpoint_module.model_folder(tmp_path)
+    with pytest.raises(ModelFolderError, match="training run that has not ended, so it has no model yet: resume it"):
+        format_module.model_folder(tmp_path)

@@ -1,4 +1,4 @@
-"""Sentences of many requests in one search: none starves, none is lost, and cores share the work."""
+"""The batcher: no group of jobs starves, no sentence is lost, and all workers share the work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.serving import Gate, gated
 from transduce import Translator
-from transduce.serving.batcher import Batcher, Job, Way
+from transduce.serving.batcher import Batcher, Job, TranslationSettings
 from transduce.serving.limits import Limits, Refusal
 from transduce.serving.metrics import Metrics
 
@@ -28,7 +28,8 @@ def started(n_workers: int = 1, *, alone: bool = False, **limits: int) -> Iterat
 
 
 def job(translator: Translator, texts: list[str], *, n_best: int = 1, client: str = "") -> Job:
-    return Job(Way(translator, "en", replace(translator.settings, n_best=n_best)), texts, client)
+    decode = replace(translator.settings, n_best=n_best)
+    return Job(TranslationSettings(translator, "en", decode), texts, client)
 
 
 @pytest.fixture
@@ -36,16 +37,16 @@ def model() -> tuple[Translator, Gate]:
     return gated()
 
 
-def test_another_kind_comes_in_while_there_is_always_more_of_the_first(model: tuple[Translator, Gate]) -> None:
+def test_a_group_does_not_starve_while_another_always_has_waiting_sentences(model: tuple[Translator, Gate]) -> None:
     translator, _ = model
     with started() as batcher:
         first, other = [job(translator, ["Ich bin müde."]) for _ in range(4)], job(translator, ["Ja."], n_best=2)
-        for one in first:
-            batcher.submit(one)
+        for each in first:
+            batcher.submit(each)
         batcher.submit(other)
         end, n_more = time.monotonic() + 30, 0
         while not other.future.done():
-            assert time.monotonic() < end, "it starves"
+            assert time.monotonic() < end, "the other group starves"
             if batcher.n_waiting < 4:
                 batcher.submit(job(translator, ["Ich bin müde."]))
                 n_more += 1
@@ -64,54 +65,56 @@ def test_a_short_request_overtakes_a_long_one(model: tuple[Translator, Gate]) ->
         batcher.submit(short)
         gate.is_open.set()
         short.future.result(30)
-        assert len(long.places) > 30
-        assert [found.text for found in long.future.result(60)] == ["I'm tired."] * 60
+        assert len(long.unfinished) > 30
+        assert [translation.text for translation in long.future.result(60)] == ["I'm tired."] * 60
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_workers_share_what_has_come_and_alone_shares_no_search(model: tuple[Translator, Gate], alone: bool) -> None:
+def test_workers_share_sentences_and_with_alone_each_search_has_one_job(
+    model: tuple[Translator, Gate], alone: bool
+) -> None:
     translator, gate = model
     with started(n_workers=2, alone=alone) as batcher:
         gate.is_open.clear()
         jobs = [job(translator, ["Ja."]) for _ in range(8)]
-        for one in jobs:
-            batcher.submit(one)
+        for each in jobs:
+            batcher.submit(each)
         end = time.monotonic() + 10
-        while not all(worker.has for worker in batcher.workers):
-            assert time.monotonic() < end, "one has all"
+        while not all(worker.numbers for worker in batcher.workers):
+            assert time.monotonic() < end, "one worker has all sentences"
             time.sleep(0.01)
         gate.is_open.set()
-        most = 0
-        while not all(one.future.done() for one in jobs):
-            most = max(most, *(len(worker.has) for worker in batcher.workers))
-            time.sleep(0.0005)  # else the workers would hardly come to their turn
-        assert most == 1 if alone else 2 <= most <= 5
-        assert {one.future.result()[0].text for one in jobs} == {"Yes."}
+        max_sentences = 0
+        while not all(each.future.done() for each in jobs):
+            max_sentences = max(max_sentences, *(len(worker.numbers) for worker in batcher.workers))
+            time.sleep(0.0005)  # without a pause this loop would leave little time to the workers
+        assert max_sentences == 1 if alone else 2 <= max_sentences <= 5
+        assert {each.future.result()[0].text for each in jobs} == {"Yes."}
 
 
-def test_what_waits_is_counted_for_each_client_and_given_back(model: tuple[Translator, Gate]) -> None:
+def test_sentences_are_counted_per_client_until_they_are_done_or_cancelled(model: tuple[Translator, Gate]) -> None:
     translator, gate = model
     with started(queue=5, client_queue=3) as batcher:
         gate.is_open.clear()
         one, two = job(translator, ["Ja."] * 3, client="one"), job(translator, ["Ja."] * 2, client="two")
         batcher.submit(one)
-        with pytest.raises(Refusal, match="of yours"):
+        with pytest.raises(Refusal, match="of this client are waiting"):
             batcher.submit(job(translator, ["Ja."], client="one"))
         batcher.submit(two)
-        with pytest.raises(Refusal, match="too much is waiting already"):
+        with pytest.raises(Refusal, match="too many sentences are waiting"):
             batcher.submit(job(translator, ["Ja."], client="three"))
         blank = job(translator, ["", " "], client="three")
         batcher.submit(blank)
-        assert [found.text for found in blank.future.result(1)] == ["", ""]
+        assert [translation.text for translation in blank.future.result(1)] == ["", ""]
         assert two.future.cancel()
         gate.is_open.set()
         one.future.result(30)
         end = time.monotonic() + 10
-        while batcher.held:
+        while batcher.n_sentences_of:
             assert time.monotonic() < end
             time.sleep(0.01)
-        assert not batcher.kinds
-        assert not batcher.jobs
+        assert not batcher.waiting
+        assert not batcher.running
         batcher.close()
-        with pytest.raises(Refusal, match="going down"):
+        with pytest.raises(Refusal, match="shutting down"):
             batcher.submit(job(translator, ["Ja."]))

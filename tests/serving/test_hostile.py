@@ -1,4 +1,4 @@
-"""Whatever is sent to the server, it says no in its own words, and goes on."""
+"""Malformed and malicious requests: the server refuses each with its own error response and keeps running."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from transduce import Translation, Translator
 from transduce.serving.limits import Limits
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
-KINDS = [
+CONTENT_TYPES = [
     "application/json",
     *FORM.values(),
     "multipart/form-data; boundary=x",
@@ -44,8 +44,8 @@ KINDS = [
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    with served(body_seconds=1.0, header_seconds=1.0) as found:
-        yield found
+    with served(body_seconds=1.0, header_seconds=1.0) as server:
+        yield server
 
 
 VALUES: list[Any] = [
@@ -112,11 +112,11 @@ VALUES: list[Any] = [
 
 
 def bodies() -> Iterator[bytes]:
-    asked = {"q": " ", "source": "de", "target": "en"}  # blank, so that it is quick where it is not refused
+    fields = {"q": " ", "source": "de", "target": "en"}  # blank, so that accepted requests are quick
     for name, value in itertools.product(
         ["q", "source", "target", "format", "alternatives", "beam", "api_key"], VALUES
     ):
-        yield json.dumps(asked | {name: value}).encode()
+        yield json.dumps(fields | {name: value}).encode()
     yield from (
         b"",
         b"{",
@@ -136,22 +136,22 @@ def bodies() -> Iterator[bytes]:
     yield b'--x\r\ncontent-disposition: form-data; name="_charset_"\r\n\r\nutf-7\r\n--x--\r\n'
 
 
-def ask_all_that_is_crafted(url: str) -> int:
-    """How many there were."""
-    crafted = [(body, JSON["content-type"]) for body in bodies()]
-    odd = [body for body in bodies() if not body.startswith(b'{"q": ')]
-    crafted += [(body, kind) for body, kind in itertools.product(odd, KINDS[1:])]
+def send_all_bodies(url: str) -> int:
+    """Send every body above with the content types that suit it. Return the number of requests."""
+    requests = [(body, JSON["content-type"]) for body in bodies()]
+    not_json = [body for body in bodies() if not body.startswith(b'{"q": ')]
+    requests += itertools.product(not_json, CONTENT_TYPES[1:])
     with httpx.Client(timeout=20) as session:
-        for body, kind in crafted:
-            answer = session.post(f"{url}/translate", content=body, headers={"content-type": kind})
-            assert answer.status_code in (200, 400, 413, 415, 422), (answer.status_code, kind, body[:100])
-            assert answer.json().keys() <= {"error", "translatedText", "alternatives", "detectedLanguage"}
-    return len(crafted)
+        for body, content_type in requests:
+            response = session.post(f"{url}/translate", content=body, headers={"content-type": content_type})
+            assert response.status_code in (200, 400, 413, 415, 422), (response.status_code, content_type, body[:100])
+            assert response.json().keys() <= {"error", "translatedText", "alternatives", "detectedLanguage"}
+    return len(requests)
 
 
-def test_no_body_makes_it_fail_or_hang(live: Live) -> None:
-    assert ask_all_that_is_crafted(live.url) > 500
-    assert live.ask().json() == {"translatedText": "That's good."}
+def test_no_body_makes_the_server_fail_or_hang(live: Live) -> None:
+    assert send_all_bodies(live.url) > 500
+    assert live.translate().json() == {"translatedText": "That's good."}
 
 
 @pytest.mark.parametrize(
@@ -173,11 +173,13 @@ def test_no_body_makes_it_fail_or_hang(live: Live) -> None:
         "/?" + "b=1&" * 2000,
     ],
 )
-def test_no_path_leads_to_a_file_or_an_error(live: Live, path: str) -> None:
+def test_no_path_reaches_a_file_or_causes_a_server_error(live: Live, path: str) -> None:
     for method in (b"GET", b"POST", b"PUT", b"DELETE", b"HEAD", b"TRACE", b"CONNECT", b"PROPFIND"):
-        answer = raw(live, method + b" " + path.encode() + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-        assert code_of(answer) in (200, 400, 404, 405, 415), (method, answer[:200])
-        assert b"root:" not in answer
+        response = raw(
+            live, method + b" " + path.encode() + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        )
+        assert code_of(response) in (200, 400, 404, 405, 415), (method, response[:200])
+        assert b"root:" not in response
 
 
 @pytest.mark.parametrize(
@@ -199,101 +201,105 @@ def test_no_path_leads_to_a_file_or_an_error(live: Live, path: str) -> None:
     ],
     ids=range(13),
 )
-def test_what_is_hardly_http_is_answered_or_closed(live: Live, sent: bytes) -> None:
-    answer = raw(live, sent)
-    assert not answer or code_of(answer) in (200, 400, 403, 404, 415, 431, 501)
-    assert live.ask("").status_code == 200
+def test_malformed_http_gets_an_error_response_or_is_closed(live: Live, sent: bytes) -> None:
+    response = raw(live, sent)
+    assert not response or code_of(response) in (200, 400, 403, 404, 415, 431, 501)
+    assert live.translate("").status_code == 200
 
 
 HEADER_BYTES = Limits().header_bytes
 
 
 @pytest.mark.parametrize("n", [HEADER_BYTES - 400, HEADER_BYTES + 1])
-@pytest.mark.parametrize("kind", ["one header", "many", "the path", "one that does not end", "many that do not end"])
-def test_heads_are_bounded(live: Live, kind: str, n: int) -> None:
-    """Who stays below the bound and does not end is waited for until it is too late, and then has no answer."""
+@pytest.mark.parametrize(
+    "kind", ["one header", "many headers", "the path", "an unfinished header", "many unfinished headers"]
+)
+def test_the_size_of_headers_is_limited(live: Live, kind: str, n: int) -> None:
+    """Unfinished headers below the limit get no response: the connection is closed after the time for headers."""
     head = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     sent = {
         "one header": head + b"x: " + b"y" * n + b"\r\n\r\n",
-        "many": head + b"x: y\r\n" * (n // 2) + b"\r\n",
+        "many headers": head + b"x: y\r\n" * (n // 2) + b"\r\n",
         "the path": b"GET /" + b"a" * n + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
-        "one that does not end": b"x: " + b"y" * n,
-        "many that do not end": b"xx: yyyyyyyyyyyy\r\n" * (n // 18 + 1),
+        "an unfinished header": b"x: " + b"y" * n,
+        "many unfinished headers": b"xx: yyyyyyyyyyyy\r\n" * (n // 18 + 1),
     }[kind]
-    below = {"one header": 200, "many": 200, "the path": 404}
-    began, answer = time.monotonic(), raw(live, *((sent,) if kind in below else (head, sent)))
+    code_below = {"one header": 200, "many headers": 200, "the path": 404}
+    began, response = time.monotonic(), raw(live, *((sent,) if kind in code_below else (head, sent)))
     if n > HEADER_BYTES:
-        assert code_of(answer) == (431 if kind in below else 400)
-        assert time.monotonic() - began < 0.9, "it waited for the end"
+        assert code_of(response) == (431 if kind in code_below else 400)
+        assert time.monotonic() - began < 0.9, "the server waited for the end"
     else:
-        assert (code_of(answer) if answer else None) == below.get(kind)
+        assert (code_of(response) if response else None) == code_below.get(kind)
 
 
-@pytest.mark.parametrize("around", [b"1;" + b"x" * 9000, b"0\r\nx: " + b"y" * 9000], ids=["a chunk's name", "trailers"])
-def test_what_stands_around_chunks_of_a_body_is_bounded(live: Live, around: bytes) -> None:
+@pytest.mark.parametrize(
+    "around", [b"1;" + b"x" * 9000, b"0\r\nx: " + b"y" * 9000], ids=["a chunk extension", "trailers"]
+)
+def test_chunk_extensions_and_trailers_are_limited(live: Live, around: bytes) -> None:
     head = b"POST /translate HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-    began, answer = time.monotonic(), raw(live, head, around, b"z" * 9000)
-    assert code_of(answer) == 400
-    assert time.monotonic() - began < 0.9, "it waited for the end"
+    began, response = time.monotonic(), raw(live, head, around, b"z" * 9000)
+    assert code_of(response) == 400
+    assert time.monotonic() - began < 0.9, "the server waited for the end"
 
 
 BODY = b'{"q": "Ja.", "source": "de", "target": "en"}'
 
 
-def question(*headers: bytes) -> bytes:
-    named = [b"host: localhost", b"content-type: application/json", b"content-length: %d" % len(BODY), *headers]
-    return b"POST /translate HTTP/1.1\r\n" + b"\r\n".join(named) + b"\r\n\r\n" + BODY
+def request(*headers: bytes) -> bytes:
+    lines = [b"host: localhost", b"content-type: application/json", b"content-length: %d" % len(BODY), *headers]
+    return b"POST /translate HTTP/1.1\r\n" + b"\r\n".join(lines) + b"\r\n\r\n" + BODY
 
 
-def test_who_offers_another_protocol_is_answered_in_this_one(live: Live) -> None:
-    """As Java's own client does unless told otherwise."""
+def test_an_offer_of_http2_gets_a_response_in_http1(live: Live) -> None:
+    """Java's HttpClient sends this offer by default."""
     offer = (b"connection: upgrade, http2-settings, close", b"upgrade: h2c", b"http2-settings: AAMAAABkAAQ")
-    answer = raw(live, question(*offer))
-    assert code_of(answer) == 200
-    assert b"translatedText" in answer
+    response = raw(live, request(*offer))
+    assert code_of(response) == 200
+    assert b"translatedText" in response
 
 
-def test_requests_one_behind_the_other_are_all_answered(live: Live) -> None:
-    assert raw(live, question() * 3 + question(b"connection: close")).count(b"translatedText") == 4
+def test_pipelined_requests_all_get_a_response(live: Live) -> None:
+    assert raw(live, request() * 3 + request(b"connection: close")).count(b"translatedText") == 4
 
 
-def test_trailers_are_no_headers(live: Live) -> None:
-    """Else whoever passes requests on could be made to say what it has not looked at."""
+def test_trailers_are_not_used_as_headers(live: Live) -> None:
+    """A proxy that checks only headers could otherwise be bypassed."""
     chunks = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
     head = b"POST /translate HTTP/1.1\r\nconnection: close\r\ntransfer-encoding: chunked\r\n"
-    host, kind = b"host: localhost\r\n", b"content-type: application/json\r\n"
-    for before, after, code in ((host + kind, b"", 200), (kind, host, 400), (host, kind, 415)):
+    host, content_type = b"host: localhost\r\n", b"content-type: application/json\r\n"
+    for before, after, code in ((host + content_type, b"", 200), (content_type, host, 400), (host, content_type, 415)):
         assert code_of(raw(live, head + before + b"\r\n" + chunks + after + b"\r\n")) == code
 
 
-def test_a_request_has_one_host(live: Live) -> None:
+def test_a_request_must_have_exactly_one_host(live: Live) -> None:
     one, other = b"host: localhost\r\n", b"host: 127.0.0.1\r\n"
     for hosts, code in ((one, 200), (other, 200), (one + other, 400), (one + one, 400), (b"", 400)):
         assert code_of(raw(live, b"GET /health HTTP/1.1\r\nconnection: close\r\n" + hosts + b"\r\n")) == code
 
 
 def raw(live: Live, *sent: bytes, seconds: float = 10) -> bytes:
-    """What comes back until it is closed. Several pieces are sent with a pause after each."""
+    """Return everything that the server sends until it closes the connection. Pauses separate several pieces."""
     with socket.create_connection(("127.0.0.1", live.port), timeout=seconds) as connection:
         try:
             for piece in sent:
                 connection.sendall(piece)
                 time.sleep(0.05 if len(sent) > 1 else 0)
-            found = b""
+            response = b""
             while more := connection.recv(65536):
-                found += more
+                response += more
         except (ConnectionResetError, BrokenPipeError):
             pass
-        return found
+        return response
 
 
-def code_of(answer: bytes) -> int:
-    found = re.match(rb"HTTP/1.1 (\d+) ", answer)
-    assert found, answer[:200]
-    return int(found[1])
+def code_of(response: bytes) -> int:
+    match = re.match(rb"HTTP/1.1 (\d+) ", response)
+    assert match, response[:200]
+    return int(match[1])
 
 
-def test_who_is_slow_is_not_waited_for(live: Live) -> None:
+def test_slow_requests_are_refused_or_closed(live: Live) -> None:
     head = b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     for sent, code in (
         (b"", None),
@@ -303,22 +309,22 @@ def test_who_is_slow_is_not_waited_for(live: Live) -> None:
         (head + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", 408),
     ):
         began = time.monotonic()
-        answer = raw(live, sent)
+        response = raw(live, sent)
         assert 0.5 < time.monotonic() - began < 5
-        assert (code_of(answer) if answer else None) == code
+        assert (code_of(response) if response else None) == code
 
 
-def test_who_sends_a_byte_at_a_time_is_not_waited_for_either(live: Live) -> None:
+def test_a_client_that_sends_single_bytes_is_closed_too(live: Live) -> None:
     for start in (b"", b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 999\r\n\r\n"):
         began = time.monotonic()
         with socket.create_connection(("127.0.0.1", live.port), timeout=0.05) as connection:
             connection.sendall(start)
-            while not trickled(connection):
+            while not is_closed_after_a_byte(connection):
                 assert time.monotonic() - began < 6
 
 
-def trickled(connection: socket.socket) -> bool:
-    """One more byte; whether the other side has had enough."""
+def is_closed_after_a_byte(connection: socket.socket) -> bool:
+    """Send one byte. Return whether the server has closed the connection."""
     try:
         connection.sendall(b"a")
         return not connection.recv(4096)
@@ -328,14 +334,14 @@ def trickled(connection: socket.socket) -> bool:
         return True
 
 
-def test_a_connection_that_is_used_again_is_not_cut_off(live: Live) -> None:
+def test_a_connection_in_use_is_not_closed(live: Live) -> None:
     with httpx.Client() as session:
         for _ in range(4):
             assert session.get(f"{live.url}/languages").status_code == 200
             time.sleep(0.4)
 
 
-def test_no_client_has_all_connections() -> None:
+def test_connections_are_limited_per_client_and_in_total() -> None:
     with served(client_connections=3, connections=4, header_seconds=60) as live:
         held = [socket.create_connection(("127.0.0.1", live.port), timeout=10) for _ in range(3)]
         time.sleep(0.1)
@@ -354,81 +360,81 @@ def test_no_client_has_all_connections() -> None:
         for connection in [*held, other]:
             connection.close()
         time.sleep(0.1)
-        assert live.ask("").status_code == 200
+        assert live.translate("").status_code == 200
 
 
-# Long ones
+# Slow tests
 
 
 @contextmanager
 def in_a_process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    """A server, its address, and what it logs."""
+    """A server in a process of its own: the process, its address, and its log lines after the start."""
     command = [sys.executable, "-m", "transduce", "serve", "--port", "0", "--device", "cpu", *arguments]
     lines: list[str] = []
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        address = process.stderr.readline()
-        assert address.startswith("serving at http://127.0.0.1:"), address
+        while not (line := process.stderr.readline()).startswith("serving at http://127.0.0.1:"):
+            assert line, "the server did not start"
         reader = threading.Thread(target=lines.extend, args=(process.stderr,))
         reader.start()
         try:
-            yield process, address.split()[-1], lines
+            yield process, line.split()[-1], lines
         finally:
             process.kill()
             reader.join(30)
 
 
 class Load:
-    """Clients who ask again and again, until nobody answers, and who know what the answers must be."""
+    """Clients that send requests until the server is gone, and compare each translation with the expected one."""
 
     def __init__(self, url: str, expected: dict[str, Translation], n_clients: int = 32) -> None:
         self.url, self.expected, self.n_clients = url, expected, n_clients
         self.codes: Counter[Any] = Counter()
-        self.wrong: list[str] = []
-        self.clients = [threading.Thread(target=self._ask, args=(place,)) for place in range(n_clients)]
+        self.faults: list[str] = []
+        self.clients = [threading.Thread(target=self._send, args=(place,)) for place in range(n_clients)]
         for client in self.clients:
             client.start()
 
-    def _ask(self, place: int) -> None:
+    def _send(self, place: int) -> None:
         texts = list(self.expected)
         with httpx.Client(timeout=60) as session:
             for i in itertools.count(place, self.n_clients):
                 text = texts[i % len(texts)]
                 try:
-                    answer = session.post(f"{self.url}/translate", json={"q": text, "source": "de", "target": "en"})
+                    response = session.post(f"{self.url}/translate", json={"q": text, "source": "de", "target": "en"})
                 except httpx.HTTPError as error:
                     self.codes[type(error).__name__] += 1
                     return
-                self.codes[answer.status_code] += 1
-                self._check(answer, self.expected[text])
+                self.codes[response.status_code] += 1
+                self._check(response, self.expected[text])
 
-    def _check(self, answer: httpx.Response, expected: Translation) -> None:
-        if answer.status_code == 200:
-            if answer.json()["translatedText"] != expected.text and "close" not in expected.flags:
-                self.wrong.append(f"{answer.text} for {expected.text}")
-        elif "retry-after" not in answer.headers:
-            self.wrong.append(f"{answer.status_code} without Retry-After")
+    def _check(self, response: httpx.Response, expected: Translation) -> None:
+        if response.status_code == 200:
+            if response.json()["translatedText"] != expected.text and "close" not in expected.flags:
+                self.faults.append(f"{response.text} for {expected.text}")
+        elif "retry-after" not in response.headers:
+            self.faults.append(f"{response.status_code} without Retry-After")
 
 
 @pytest.mark.slow
-def test_no_body_makes_it_grow() -> None:
-    """The most memory of the last passes over that of those before; the first few are its warm-up."""
+def test_malformed_bodies_do_not_make_the_memory_grow() -> None:
+    """Compare the peak of the last four passes with that of the four before. The first four are a warm-up."""
     sizes = []
     with in_a_process("--limit", "client_rate=1e6", "--limit", "client_burst=1000000") as (process, url, _):
         for _ in range(12):
-            ask_all_that_is_crafted(url)
+            send_all_bodies(url)
             sizes.append(resident(process.pid))
     assert max(sizes[8:]) < 1.02 * max(sizes[4:8]), sizes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_answers", [21, 100, 300])
-def test_terminated_under_load_every_request_it_accepted_is_answered_with_its_own_text(n_answers: int) -> None:
+@pytest.mark.parametrize("n_responses", [21, 100, 300])
+def test_after_sigterm_under_load_every_accepted_request_gets_its_own_translation(n_responses: int) -> None:
     texts = heldout()[0][:400]
     expected = dict(zip(texts, Translator.load(device="cpu").translate(texts), strict=True))
     with in_a_process("--limit", "client_rate=1e6", "--limit", "client_burst=1000000") as (process, url, lines):
         load = Load(url, expected)
-        while load.codes[200] < n_answers:
+        while load.codes[200] < n_responses:
             time.sleep(0.01)
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
@@ -436,17 +442,17 @@ def test_terminated_under_load_every_request_it_accepted_is_answered_with_its_ow
         assert time.monotonic() - began < 25
         for client in load.clients:
             client.join(30)
-    assert not load.wrong
-    # Who comes when it is gone finds nobody there.
+    assert not load.faults
+    # Requests after the exit of the server fail to connect.
     assert load.codes.keys() <= {200, 503, "ConnectError", "ReadError", "RemoteProtocolError", "WriteError"}
-    said = Counter(json.loads(line)["code"] for line in lines if "/translate" in line)
-    assert said.keys() <= {200, 503}
-    assert said[200] == load.codes[200] > 20, "whatever it answered has arrived"
+    logged = Counter(json.loads(line)["code"] for line in lines if "/translate" in line)
+    assert logged.keys() <= {200, 503}
+    assert logged[200] == load.codes[200] > 20, "a logged response has not arrived"
     assert load.codes[503] > 0
 
 
 @pytest.mark.slow
-def test_what_the_openapi_document_allows_and_forbids_is_answered_as_it_says(tmp_path: Path) -> None:
+def test_responses_conform_to_the_openapi_document(tmp_path: Path) -> None:
     with served(request_seconds=10) as live:
         checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
         command = [

@@ -1,8 +1,9 @@
-"""The page of the server, and what it asks for: details of a translation, another word forced, a look inside."""
+"""The page of the server and its routes: details of translations, prefixes, attention records and vectors."""
 
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -29,28 +30,28 @@ def translator() -> Translator:
 
 @pytest.fixture(scope="module")
 def live(translator: Translator) -> Iterator[Live]:
-    with served(translator) as found:
-        yield found
+    with served(translator) as server:
+        yield server
 
 
 # Details
 
 
-def test_details_are_those_of_the_library(live: Live, translator: Translator) -> None:
+def test_details_equal_those_of_the_library(live: Live, translator: Translator) -> None:
     texts = [SENTENCE, "", "Ich bin müde."]
-    wanted = translator.translate(texts, with_details=True)
+    expected = translator.translate(texts, with_details=True)
     assert live.post("/explain", []).json() == {"lines": []}
     lines = live.post("/explain", texts).json()["lines"]
     assert len(lines) == 3
-    for line, one in zip(lines, wanted, strict=True):
-        assert (line["translatedText"], line["flags"].keys()) == (one.text, set(one.flags))
-        assert line["log_prob"] == pytest.approx(one.log_prob, abs=1e-3)
-        assert [tuple(link) for link in line["alignment"]] == list(one.alignment or ())
-        assert one.tokens is not None
-        assert [token["piece"] for token in line["tokens"]] == [token.piece for token in one.tokens]
-        for token, own in zip(line["tokens"], one.tokens, strict=True):
-            assert token["probability"] == pytest.approx(own.probability, abs=1e-4)
-            assert [piece for piece, _ in token["runners_up"]] == [piece for piece, _ in own.runners_up]
+    for line, translation in zip(lines, expected, strict=True):
+        assert (line["translatedText"], line["flags"].keys()) == (translation.text, set(translation.flags))
+        assert line["log_prob"] == pytest.approx(translation.log_prob, abs=1e-3)
+        assert [tuple(link) for link in line["alignment"]] == list(translation.alignment or ())
+        assert translation.tokens is not None
+        assert [token["piece"] for token in line["tokens"]] == [token.piece for token in translation.tokens]
+        for token, expected_token in zip(line["tokens"], translation.tokens, strict=True):
+            assert token["probability"] == pytest.approx(expected_token.probability, abs=1e-4)
+            assert [piece for piece, _ in token["runners_up"]] == [piece for piece, _ in expected_token.runners_up]
 
 
 @pytest.mark.parametrize("text", [SENTENCE, "Das ist gut, und " * 30 + "das ist alles."], ids=["short", "in parts"])
@@ -64,7 +65,7 @@ def test_each_token_names_its_word(live: Live, text: str) -> None:
     assert ("split" in line["flags"]) == (line["n_first"] < len(line["tokens"]))
 
 
-def test_a_prefix_is_kept_and_the_rest_is_searched_again(live: Live, translator: Translator) -> None:
+def test_a_translation_begins_with_its_prefix_and_the_rest_is_a_new_search(live: Live, translator: Translator) -> None:
     free = live.post("/explain", SENTENCE, alternatives=2).json()
     assert len(free["alternatives"]) == 2
     place = next(t for t, token in enumerate(free["tokens"]) if token["piece"] == "▁yesterday")
@@ -75,73 +76,74 @@ def test_a_prefix_is_kept_and_the_rest_is_searched_again(live: Live, translator:
     assert forced["tokens"][place]["runners_up"][0][0] == "▁yesterday"
     by_text = live.post("/explain", SENTENCE, prefix="Tom bought a new car " + other.removeprefix("▁")).json()
     assert by_text == forced
-    (wanted,) = translator.translate([SENTENCE], prefix="Tom bought a new car " + other.removeprefix("▁"))
-    assert forced["translatedText"] == wanted.text != free["translatedText"]
+    (expected,) = translator.translate([SENTENCE], prefix="Tom bought a new car " + other.removeprefix("▁"))
+    assert forced["translatedText"] == expected.text != free["translatedText"]
 
 
-def test_a_piece_inside_a_word_is_not_spelt_anew(live: Live) -> None:
-    pieces = ["▁T", "h", "i"]  # as no text would be divided
-    found = live.post("/explain", prefix=pieces).json()
-    assert [token["piece"] for token in found["tokens"][:3]] == pieces
-    assert found["translatedText"].startswith("Thi")
+def test_the_pieces_of_a_prefix_are_not_divided_again(live: Live) -> None:
+    pieces = ["▁T", "h", "i"]  # the subword model divides no text in this way
+    line = live.post("/explain", prefix=pieces).json()
+    assert [token["piece"] for token in line["tokens"][:3]] == pieces
+    assert line["translatedText"].startswith("Thi")
 
 
 def test_the_inspector_gets_the_record_of_the_same_translation(live: Live, translator: Translator) -> None:
-    answer = live.post("/inspect", SENTENCE, prefix="Yesterday")
-    document = answer.json()
+    document = live.post("/inspect", SENTENCE, prefix="Yesterday").json()
     assert document["names"].keys() == {"kinds", "places", "flags"}
     assert document["direction"] == "de-en"
-    (record,), (wanted,) = from_document(document), inspect(translator, [SENTENCE], prefix="Yesterday")
+    (record,), (expected,) = from_document(document), inspect(translator, [SENTENCE], prefix="Yesterday")
     assert (
         record.translation
-        == wanted.translation
+        == expected.translation
         == live.post("/explain", SENTENCE, prefix="Yesterday").json()["translatedText"]
     )
-    for kind, weight_LHQM in wanted.weights.items():
+    for kind, weight_LHQM in expected.weights.items():
         np.testing.assert_allclose(record.weights[kind], weight_LHQM, atol=2e-3)
 
 
 @pytest.mark.parametrize("pool", ["mean", "max", "first"])
-def test_vectors_are_those_of_the_library(live: Live, translator: Translator, pool: Any) -> None:
+def test_vectors_equal_those_of_the_library(live: Live, translator: Translator, pool: Any) -> None:
     texts = ["Das ist gut.", " ", "Ich bin müde."]
-    found = live.post("/embed", texts, pool=pool).json()
-    assert (found["pool"], found["vectors"][1]) == (pool, None)
-    wanted_ND = embed(translator, texts, pool)
-    np.testing.assert_allclose(found["vectors"][0], wanted_ND[0], atol=1e-4)
-    np.testing.assert_allclose(found["vectors"][2], wanted_ND[2], atol=1e-4)
+    response = live.post("/embed", texts, pool=pool).json()
+    assert (response["pool"], response["vectors"][1]) == (pool, None)
+    expected_ND = embed(translator, texts, pool)
+    np.testing.assert_allclose(response["vectors"][0], expected_ND[0], atol=1e-4)
+    np.testing.assert_allclose(response["vectors"][2], expected_ND[2], atol=1e-4)
     assert live.post("/embed", []).json()["vectors"] == []
     one = live.post("/embed", texts[0], pool=pool).json()["vectors"]
-    np.testing.assert_allclose(one, wanted_ND[0], atol=1e-4)
+    np.testing.assert_allclose(one, expected_ND[0], atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("path", "changes", "code", "told"),
+    ("path", "changes", "code", "message"),
     [
         ("/explain", {"q": None}, 400, "missing q"),
-        ("/explain", {"q": "a\nb"}, 400, "leave line breaks out"),
+        ("/explain", {"q": "a\nb"}, 400, "line break"),
         ("/explain", {"target": "fr"}, 400, "de to en"),
         ("/explain", {"prefix": 5}, 400, "prefix must be"),
         ("/explain", {"prefix": ["▁It", 5]}, 400, "prefix must be"),
         ("/explain", {"prefix": "It\n"}, 400, "one line"),
         ("/explain", {"prefix": "a\tb"}, 400, "without tabs"),
         ("/explain", {"prefix": "\ud800"}, 400, "half a character"),
-        ("/explain", {"prefix": ["no such piece"]}, 400, "does not know"),
-        ("/explain", {"prefix": ["</s>"]}, 400, "a mark"),
+        ("/explain", {"prefix": ["no such piece"]}, 400, "not in the vocabulary"),
+        ("/explain", {"prefix": ["</s>"]}, 400, "special token"),
         ("/explain", {"prefix": ["<0x0A>"]}, 400, "one line"),
         ("/explain", {"prefix": ["<0xE2>"]}, 400, "whole characters"),
         ("/explain", {"q": ["a", "b"], "prefix": "It"}, 400, "one text"),
         ("/explain", {"prefix": "x" * 5001}, 413, "5001 characters"),
         ("/inspect", {"q": ["a"]}, 400, "one text"),
         ("/inspect", {"q": " "}, 400, "not blank"),
-        ("/inspect", {"q": "a\u2028b"}, 400, "leave line breaks out"),
+        ("/inspect", {"q": "a\u2028b"}, 400, "line break"),
         ("/embed", {"pool": "median"}, 400, "mean, max, first"),
     ],
 )
-def test_what_cannot_be_is_told(live: Live, path: str, changes: dict[str, Any], code: int, told: str) -> None:
-    answer = live.post(path, **changes)
-    assert answer.status_code == code
-    assert answer.json().keys() == {"error"}
-    assert told in answer.json()["error"]
+def test_an_invalid_field_is_refused_with_its_name(
+    live: Live, path: str, changes: dict[str, Any], code: int, message: str
+) -> None:
+    response = live.post(path, **changes)
+    assert response.status_code == code
+    assert response.json().keys() == {"error"}
+    assert message in response.json()["error"]
 
 
 WORDS = "eins zwei drei vier fünf sechs sieben acht neun zehn"
@@ -157,22 +159,22 @@ WORDS = "eins zwei drei vier fünf sechs sieben acht neun zehn"
         ("/inspect", "characters", "aaa", "aaaa"),
     ],
 )
-def test_a_limit_is_kept_at_its_bound(translator: Translator, path: str, limit: str, below: Any, above: Any) -> None:
+def test_a_limit_is_exact(translator: Translator, path: str, limit: str, below: Any, above: Any) -> None:
     limits: dict[str, Any] = {limit: 3}
     with served(translator, **limits) as live:
         assert live.post(path, below).status_code == 200
-        answer = live.post(path, above)
-        assert (answer.status_code, "the limit is 3" in answer.json()["error"]) == (413, True)
+        response = live.post(path, above)
+        assert (response.status_code, "the limit is 3" in response.json()["error"]) == (413, True)
 
 
 @pytest.mark.parametrize(
     ("path", "limit"), [("/explain", "explained_tokens"), ("/inspect", "inspected_tokens"), ("/embed", "tokens")]
 )
-def test_tokens_are_counted_to_the_last(translator: Translator, path: str, limit: str) -> None:
+def test_the_limits_of_tokens_are_exact(translator: Translator, path: str, limit: str) -> None:
     n = len(translator.subwords.encode([WORDS])[0])
     limits: dict[str, Any]
-    for most, code in ((n, 200), (n - 1, 413)):
-        limits = {limit: most}
+    for max_tokens, code in ((n, 200), (n - 1, 413)):
+        limits = {limit: max_tokens}
         with served(translator, **limits) as live:
             assert live.post(path, WORDS).status_code == code
     if path != "/embed":
@@ -182,33 +184,33 @@ def test_tokens_are_counted_to_the_last(translator: Translator, path: str, limit
             assert live.post(path, prefix=["▁That"] * 6).status_code == 413
 
 
-def test_more_than_may_look_inside_at_once_are_sent_away(translator: Translator) -> None:
+def test_requests_for_details_are_limited_and_translations_continue(translator: Translator) -> None:
     with served(translator, explaining=1) as live:
-        began, go_on = threading.Event(), threading.Event()
-        own = translator.finish_explained
+        began, may_continue = threading.Event(), threading.Event()
+        finish_explained = translator.finish_explained
 
         def slow(line: Any) -> Any:
             began.set()
-            assert go_on.wait(60)
-            return own(line)
+            assert may_continue.wait(60)
+            return finish_explained(line)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(translator, "finish_explained", slow)
-            first: list[int] = []
-            asking = threading.Thread(target=lambda: first.append(live.post("/explain").status_code))
-            asking.start()
+            codes: list[int] = []
+            client = threading.Thread(target=lambda: codes.append(live.post("/explain").status_code))
+            client.start()
             assert began.wait(60)
             for path in ("/explain", "/inspect", "/embed"):
-                answer = live.post(path)
-                assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
-            assert live.ask().status_code == 200, "others are not held up"
-            go_on.set()
-            asking.join(60)
-        assert first == [200]
+                response = live.post(path)
+                assert (response.status_code, response.headers["retry-after"]) == (503, "2")
+            assert live.translate().status_code == 200, "requests to /translate must not wait"
+            may_continue.set()
+            client.join(60)
+        assert codes == [200]
         assert live.post("/embed").status_code == 200
 
 
-def test_before_it_is_warm_the_page_is_there_and_details_are_not(translator: Translator) -> None:
+def test_before_the_warm_up_has_ended_the_page_is_served_and_details_are_refused(translator: Translator) -> None:
     with served(translator) as live:
         live.service.is_warm = False
         assert httpx.get(live.url).status_code == 200
@@ -216,7 +218,7 @@ def test_before_it_is_warm_the_page_is_there_and_details_are_not(translator: Tra
             assert (live.post(path).status_code, live.post(path).headers["retry-after"]) == (503, "2")
 
 
-def test_what_is_new_needs_the_token_and_the_page_does_not(translator: Translator) -> None:
+def test_details_need_the_token_and_the_page_does_not(translator: Translator) -> None:
     with served(translator, access=Access(TOKEN)) as live:
         for path in ("/explain", "/inspect", "/embed"):
             assert live.post(path).status_code == 401
@@ -226,25 +228,25 @@ def test_what_is_new_needs_the_token_and_the_page_does_not(translator: Translato
             assert httpx.get(f"{live.url}{path}").status_code == 200
 
 
-def test_the_openapi_document_tells_of_them_and_not_of_files(live: Live) -> None:
+def test_the_openapi_document_describes_the_routes_of_details_but_no_files(live: Live) -> None:
     paths = httpx.get(f"{live.url}/openapi.json").json()["paths"]
     assert {"/explain", "/inspect", "/embed", "/limits"} <= paths.keys()
     assert not paths.keys() & FILES.keys()
-    asked = paths["/explain"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    assert {"q", "source", "target", "prefix"} <= asked.keys()
+    fields = paths["/explain"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert {"q", "source", "target", "prefix"} <= fields.keys()
     assert httpx.get(f"{live.url}/limits").json()["inspected_tokens"] == Limits().inspected_tokens
 
 
-def test_the_manual_tells_of_every_route_and_field(live: Live) -> None:
-    answer = httpx.get(f"{live.url}/docs")
-    assert answer.headers["content-type"].startswith("text/html")
-    assert "script-src 'self'" in answer.headers["content-security-policy"]
+def test_the_manual_describes_every_route_and_field(live: Live) -> None:
+    response = httpx.get(f"{live.url}/docs")
+    assert response.headers["content-type"].startswith("text/html")
+    assert "script-src 'self'" in response.headers["content-security-policy"]
     for path, methods in httpx.get(f"{live.url}/openapi.json").json()["paths"].items():
         for method, route in methods.items():
-            assert f"<code>{method.upper()} {path}</code>" in answer.text
-            asked = route.get("requestBody", {"content": {"": {"schema": {"properties": {}}}}})["content"]
-            for field in next(iter(asked.values()))["schema"]["properties"]:
-                assert f"<dt><code>{field}</code></dt>" in answer.text
+            assert f"<code>{method.upper()} {path}</code>" in response.text
+            content = route.get("requestBody", {"content": {"": {"schema": {"properties": {}}}}})["content"]
+            for field in next(iter(content.values()))["schema"]["properties"]:
+                assert f"<dt><code>{field}</code></dt>" in response.text
     assert manual({"paths": {"/<script>": {"get": {"summary": "<b>", "responses": {}}}}}).count("<script>") == 0
 
 
@@ -259,17 +261,17 @@ def test_texts_are_not_logged(live: Live) -> None:
 # Files
 
 
-def test_each_file_has_a_strict_policy_and_is_sent_once(live: Live) -> None:
-    for path, (_, kind) in FILES.items():
-        answer = httpx.get(f"{live.url}{path}")
-        assert answer.status_code == 200
-        assert answer.headers["content-type"].startswith(kind)
-        assert answer.headers["content-security-policy"] == POLICY
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        again = httpx.get(f"{live.url}{path}", headers={"if-none-match": f'"x", W/{answer.headers["etag"]}'})
-        assert (again.status_code, again.content) == (304, b"")
-        other = httpx.get(f"{live.url}{path}", headers={"if-none-match": '"another"'})
-        assert (other.status_code, other.content) == (200, answer.content)
+def test_each_file_has_a_strict_policy_and_is_sent_only_if_it_has_changed(live: Live) -> None:
+    for path, (_, content_type) in FILES.items():
+        response = httpx.get(f"{live.url}{path}")
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith(content_type)
+        assert response.headers["content-security-policy"] == POLICY
+        assert response.headers["x-content-type-options"] == "nosniff"
+        unchanged = httpx.get(f"{live.url}{path}", headers={"if-none-match": f'"x", W/{response.headers["etag"]}'})
+        assert (unchanged.status_code, unchanged.content) == (304, b"")
+        changed = httpx.get(f"{live.url}{path}", headers={"if-none-match": '"another"'})
+        assert (changed.status_code, changed.content) == (200, response.content)
         head = httpx.head(f"{live.url}{path}")
         assert (head.status_code, head.content) == (200, b"")
     for source in ("default-src 'none'", "script-src 'self'", "connect-src 'self'", "frame-ancestors 'none'"):
@@ -277,11 +279,11 @@ def test_each_file_has_a_strict_policy_and_is_sent_once(live: Live) -> None:
     assert "unsafe" not in POLICY
 
 
-def test_the_page_has_no_script_or_style_of_its_own_and_asks_nobody_else(live: Live) -> None:
+def test_the_page_has_no_inline_script_or_style_and_makes_no_third_party_requests(live: Live) -> None:
     html = httpx.get(live.url).text
     assert "<style" not in html
     assert "style=" not in html
-    assert " on" not in html.replace(" one", "")
+    assert re.search(r"\son\w+=", html) is None
     assert html.count("<script") == html.count('.js" defer></script>') == 4
     for path in FILES:
         text = httpx.get(f"{live.url}{path}").text.replace("http://www.w3.org/2000/svg", "")
@@ -310,15 +312,15 @@ def test_the_page_has_no_script_or_style_of_its_own_and_asks_nobody_else(live: L
         "/\\..\\app.py",
         "/%5c..%5capp.py",
         "/etc/passwd",
-        "/asking.js;x",
+        "/api.js;x",
         "/style.css%2f..%2fapp.py",
     ],
 )
-def test_no_other_name_reaches_a_file(live: Live, path: str) -> None:
-    with socket.create_connection(("127.0.0.1", live.port), timeout=30) as raw:  # a client would put the path in order
-        raw.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
-        answer = b"".join(iter(lambda: raw.recv(65536), b""))
-    code = int(answer.split()[1])
+def test_no_other_path_reaches_a_file(live: Live, path: str) -> None:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:  # httpx would normalise the path
+        connection.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+        response = b"".join(iter(lambda: connection.recv(65536), b""))
+    code = int(response.split()[1])
     assert code == (200 if path.startswith("/inspector.js?") else 404)
-    assert b"[project]" not in answer
-    assert b"def make_app" not in answer
+    assert b"[project]" not in response
+    assert b"def make_app" not in response

@@ -18,9 +18,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
-        # Where the browser must be there, a test that is passed over would say nothing.
+        # CI sets this variable, because a skipped test would hide a missing browser.
         assert "TRANSDUCE_NEED_BROWSER" not in os.environ, "chromium is missing: apt-get install chromium"
-        pytest.skip("there is no Chromium here: apt-get install chromium")
+        pytest.skip("Chromium is not installed: apt-get install chromium")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -25,7 +25,7 @@ HOSTILE = [
 
 
 def record_of(pieces: list[str], **changes: Any) -> AttentionRecord:
-    """Three source tokens and an end mark; the pieces are what was said, each looking at random."""
+    """A record with three source tokens and an end mark, these target pieces, and random attention."""
     source, target = ("▁Das", "▁ist", ".", "</s>"), ("<s>", *pieces)
     rng = np.random.default_rng(0)
 

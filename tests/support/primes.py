@@ -1,4 +1,4 @@
-"""A model whose every dimension is a different prime (d_model twice one), so that shape errors cannot cancel."""
+"""A model in which every dimension is a different prime (d_model: twice a prime), so that shape errors always show."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 
 
 def random_model(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> Transformer:
-    """In evaluation mode. Gains, biases and all else are random, so that no weight is a silent 0 or 1."""
+    """A model in evaluation mode. All weights are random, also gains and biases, so that none is 0 or 1."""
     torch.manual_seed(seed)
     model = Transformer(config).to(dtype).eval()
     for W in model.weights().values():
@@ -67,7 +67,7 @@ def random_model(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: 
 def random_ids(
     config: ModelConfig, n_source: int = N_SOURCE, n_target: int = N_TARGET, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """source_BS and target_in_BT, three sentences each, of lengths that differ and are padded on the right."""
+    """source_BS and target_in_BT: three sentences of different lengths, padded on the right."""
     torch.manual_seed(seed)
     source_BS = torch.randint(3, config.source_vocab_size, (3, n_source))
     target_BT = torch.randint(3, config.target_vocab_size, (3, n_target))
@@ -80,7 +80,7 @@ def random_ids(
 
 
 def is_token(target_BT: Tensor, config: ModelConfig) -> Tensor:
-    """Which positions of target_in carry meaning: the start mark always does."""
-    token_BT = target_BT != config.pad_id
-    token_BT[:, 0] = True
-    return token_BT
+    """True for tokens of target_in, False for padding. The start mark is a token even if it has the id of padding."""
+    is_token_BT = target_BT != config.pad_id
+    is_token_BT[:, 0] = True
+    return is_token_BT

@@ -13,7 +13,7 @@ from transduce.search.hypotheses import Hypothesis, Sentence
 
 
 def rules_of(config: ModelConfig, share: float) -> Rules:
-    """Some tokens are forbidden, and the end mark after every second state."""
+    """Random rules with two states. `share`: the share of forbidden tokens. A hypothesis may end only in state 0."""
     torch.manual_seed(0)
     rules = free(config)
     penalty_AV = rules.penalty_AV.repeat(2, 1).double()
@@ -27,8 +27,8 @@ def sentences_of(n: int, seed: int) -> list[Sentence]:
     return [Sentence(i, torch.randint(3, 30, (int(torch.randint(1, 14, ())),)).tolist()) for i in range(n)]
 
 
-def by_number(found: Iterable[tuple[Sentence, list[Hypothesis]]]) -> dict[int, list[Hypothesis]]:
-    return {sentence.number: hypotheses for sentence, hypotheses in found}
+def by_number(results: Iterable[tuple[Sentence, list[Hypothesis]]]) -> dict[int, list[Hypothesis]]:
+    return {sentence.number: hypotheses for sentence, hypotheses in results}
 
 
 def sources(n: int, longest: int, seed: int, pad_id: int) -> Tensor:

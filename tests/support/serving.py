@@ -1,4 +1,4 @@
-"""A server that lives as long as a test, and a model that waits until it is told to go on."""
+"""A server that runs in this process during a test, and a model that a test can stop and start."""
 
 from __future__ import annotations
 
@@ -26,35 +26,36 @@ SENTENCE = "Tom hat gestern ein neues Auto gekauft, weil das alte kaputt war."
 TOKEN = "a-token-of-more-than-16-characters"
 
 
-def bundled(directions: Sequence[tuple[str, str]] = (("de", "en"),)) -> Translator:
-    """The model that comes along, under whatever names of languages."""
-    own = Translator.load(device="cpu")
-    return Translator(own.model, own.config, own.subwords, Origin(tuple(directions), longest_source=40))
+def translator_with(directions: Sequence[tuple[str, str]] = (("de", "en"),)) -> Translator:
+    """Return the bundled model with these directions in its description."""
+    translator = Translator.load(device="cpu")
+    origin = Origin(tuple(directions), longest_source=40)
+    return Translator(translator.model, translator.config, translator.subwords, origin)
 
 
 class Gate:
-    """A stepper that takes no step while its gate is shut."""
+    """A stepper that waits before each step while its gate is closed."""
 
     def __init__(self, stepper: Stepper[Any]) -> None:
         self.stepper, self.start, self.is_open = stepper, stepper.start, threading.Event()
-        self.steps = 0
+        self.n_steps = 0
         self.is_open.set()
-        if hasattr(stepper, "turn"):  # where it is compiled
+        if hasattr(stepper, "turn"):  # the native engine
             self.turn, self.enter = self._turn, stepper.enter  # type: ignore[attr-defined]
 
     def step(self, last_R: Any, state: Any) -> Any:
         assert self.is_open.wait(60)
-        self.steps += 1
+        self.n_steps += 1
         return self.stepper.step(last_R, state)
 
-    def _turn(self, *given: Any) -> Any:
+    def _turn(self, *arguments: Any) -> Any:
         assert self.is_open.wait(60)
-        self.steps += 1
-        return self.stepper.turn(*given)  # type: ignore[attr-defined]
+        self.n_steps += 1
+        return self.stepper.turn(*arguments)  # type: ignore[attr-defined]
 
 
 def gated() -> tuple[Translator, Gate]:
-    translator = bundled()
+    translator = translator_with()
     gate = Gate(translator.stepper)
     translator.stepper = gate
     return translator, gate
@@ -69,7 +70,7 @@ class Live:
     server: Any
     thread: threading.Thread
 
-    def ask(self, q: Any = "Das ist gut.", **fields: Any) -> httpx.Response:
+    def translate(self, q: Any = "Das ist gut.", **fields: Any) -> httpx.Response:
         return self.post("/translate", q, **fields)
 
     def post(self, path: str, q: Any = "Das ist nicht gut.", **fields: Any) -> httpx.Response:
@@ -77,12 +78,12 @@ class Live:
         return httpx.post(f"{self.url}{path}", content=body, headers=JSON, timeout=60)
 
     def logged(self, path: str, n: int, first: int = 0) -> list[dict[str, Any]]:
-        """At least n lines of the log, which come after their answers."""
+        """Wait for at least n entries in the log, because an entry is written after its response is sent."""
         end = time.monotonic() + 20
-        while len(found := [line for line in self.log[first:] if line["path"] == path]) < n:
+        while len(entries := [entry for entry in self.log[first:] if entry["path"] == path]) < n:
             assert time.monotonic() < end
             time.sleep(0.01)
-        return found
+        return entries
 
 
 @contextmanager
@@ -94,13 +95,14 @@ def served(
     alone: bool = False,
     proxies: Sequence[str] = (),
     log_text: bool = False,
+    with_direct_routes: bool = True,
     **limits: Any,
 ) -> Iterator[Live]:
-    models = translator if isinstance(translator, dict) else {"model": translator or bundled()}
-    generous = {"client_rate": 1e6, "client_burst": 10**6}
-    service = Service(models, Limits(**(generous | limits)), n_workers=n_workers, alone=alone)
+    models = translator if isinstance(translator, dict) else {"model": translator or translator_with()}
+    no_rate_limit = {"client_rate": 1e6, "client_burst": 10**6}
+    service = Service(models, Limits(**(no_rate_limit | limits)), n_workers=n_workers, alone=alone)
     log: list[dict[str, Any]] = []
-    app = make_app(service, access or Access(), log.append, log_text=log_text)
+    app = make_app(service, access or Access(), log.append, log_text=log_text, with_direct_routes=with_direct_routes)
     server = make_server(app, service, proxies)
     with listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

@@ -1,4 +1,4 @@
-"""A prepared folder to train on."""
+"""A prepared folder of training data, as a fixture."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ from transduce.training.passes.layout import (
     AttentionInputs,
     Dropout,
     NormGradients,
-    Padded,
+    PackedVisibility,
+    PaddedVisibility,
     Shape,
     Side,
-    Sight,
     pack,
-    padded,
+    padded_inputs,
     unpack,
 )
 from transduce.training.passes.written import WrittenPass, why_not, written_passes
@@ -60,11 +60,11 @@ def written_gradients(model: Transformer, batch: tuple[Tensor, ...], shape: Shap
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     if shape is None:
-        given = padded(batch, [seed], model.config, torch.float32)
+        given = padded_inputs(batch, [seed], model.config, torch.float32)
     else:
         ints = pack([[ids.numpy() for ids in batch]], shape, [seed], model.config)
         given = unpack(torch.from_numpy(ints), shape)
-    run = WrittenPass(model, longest=71, dtype=torch.float32, own=cpu if shape is None else kernels)
+    run = WrittenPass(model, longest=71, dtype=torch.float32, operations=cpu if shape is None else kernels)
     return run.add_gradients(given, 0.1, torch.tensor([0.25]))
 
 
@@ -154,7 +154,7 @@ def test_in_bfloat16_it_is_as_near_as_autograd_is() -> None:
     usual, exact = copy.deepcopy(fast), copy.deepcopy(fast).double()
     for p in fast.parameters():
         p.grad = torch.zeros_like(p)
-    given = padded(batch, [1], config, torch.bfloat16)
+    given = padded_inputs(batch, [1], config, torch.bfloat16)
     WrittenPass(fast, 71, torch.bfloat16, cpu).add_gradients(given, 0.1, torch.ones(1))
     with torch.autocast("cpu", torch.bfloat16):
         model_loss(usual, source_BS, target_in_BT, target_out_BT, 0.1, in_chunks=False).backward()
@@ -193,7 +193,7 @@ def test_add_and_norm_there_and_back(p: float, shape: tuple[int, int]) -> None:
     found = [*kernels.add_and_norm_backward(grad, normed, gain, bias, sums), *(of - 1 for of in sums if of is not None)]
 
     given = [tensor.double().requires_grad_() for tensor in (x, y, gain, bias)]
-    mask = dropout.kept(shape)
+    mask = dropout.mask(shape)
     expected = F.layer_norm(given[0] + given[1] * mask, shape[1:], given[2], given[3], 1e-3)
     expected.backward(grad.double())
     assert_near(out, expected.detach(), "out", 1e-5)
@@ -209,7 +209,7 @@ def test_embedding_there_and_back() -> None:
     table, position_table, dropout = torch.randn(11, 22), torch.randn(5, 22), dropout_at(2, 0.25)
     side = Side(ids, positions)
     found, saved = kernels.embed(side, table, position_table, dropout, torch.float32)
-    mask = dropout.kept((40, 22))
+    mask = dropout.mask((40, 22))
     assert_near(found, (table[ids.long()] * 22**0.5 + position_table[positions.long()]) * mask, "out", 1e-6)
     grads = torch.ones(11, 22), torch.ones(5, 22)
     kernels.embed_backward(found, side, saved, *grads)
@@ -221,7 +221,7 @@ def test_embedding_there_and_back() -> None:
 def test_dropout_takes_its_share_and_no_two_places_or_keys_take_the_same() -> None:
     p, shape = 0.3, (200, 64)
     keys = [torch.from_numpy(np.random.SeedSequence([seed]).generate_state(2).view(np.int32)) for seed in (1, 2)]
-    masks = [Dropout(p, own, place).kept(shape) > 0 for own in keys for place in (0, 1)]
+    masks = [Dropout(p, own, place).mask(shape) > 0 for own in keys for place in (0, 1)]
     for mask in masks:
         assert abs(float(mask.float().mean()) - 0.7) < 4 * (0.21 / mask.numel()) ** 0.5
         for one, other in ((mask[:, 1:], mask[:, :-1]), (mask[1:], mask[:-1])):  # neighbours know nothing of each other
@@ -243,7 +243,7 @@ def test_attention_there_and_back_with_any_sight(sight: str) -> None:
     last_N = (first_N + reach).clamp(max=m)
     visible_NM = (torch.arange(m) >= first_N[:, None]) & (torch.arange(m) < last_N[:, None])
     # As wide as need be: what is seen of it is told exactly by the queries.
-    seen = Sight(first_N, last_N, torch.zeros(m, dtype=torch.int32), torch.full((m,), n, dtype=torch.int32))
+    seen = PackedVisibility(first_N, last_N, torch.zeros(m, dtype=torch.int32), torch.full((m,), n, dtype=torch.int32))
     attended = kernels.attend(inputs, seen, n_heads)
     grad_NP = torch.randn(n, n_heads * d_v)
     grads = AttentionInputs(*(torch.full_like(x, torch.nan) for x in inputs))
@@ -270,9 +270,9 @@ def test_attention_there_and_back_on_a_cpu(by_products: bool, is_causal: bool) -
     inputs = AttentionInputs(wide[0][:, 3:13], wide[1][:, 5:15], wide[1][:, 20:30])
     token_BM = torch.arange(n_keys) < torch.tensor([n_keys, 1, 4])[:, None]
     hidden_B11M = None if is_causal else torch.zeros(token_BM.shape).masked_fill(~token_BM, -torch.inf)[:, None, None]
-    sight = Padded(n_sentences, hidden_B11M, is_causal)
+    sight = PaddedVisibility(n_sentences, hidden_B11M, is_causal)
     attended = (cpu.attend_by_products if by_products else cpu.attend)(inputs, sight, n_heads)
-    assert isinstance(attended, cpu.Weighed if by_products else cpu.Attended)
+    assert isinstance(attended, cpu.AttendedByProducts if by_products else cpu.Attended)
     grad_NP = torch.randn(n_sentences * n_queries, n_heads * d_k)
     grads = AttentionInputs(*(torch.full_like(x, torch.nan) for x in inputs))
     cpu.attend_backward(grad_NP, inputs, attended, sight, n_heads, grads)

@@ -37,7 +37,7 @@ from transduce import (
     tiny,
     with_model,
 )
-from transduce.cli.show.tables import TrainingDisplay, show_training
+from transduce.cli.show.training import TrainingDisplay, show_training
 from transduce.data.corpora import find_corpus
 from transduce.data.prepare import Prepared, prepare
 from transduce.errors import DataError
@@ -490,7 +490,7 @@ BAD: list[tuple[list[str], str]] = [
     (["tatoeba-40k", "--passes", "fast"], "--passes is 'fast', must be written or plain: leave it out for the best"),
     (
         ["tatoeba-40k", "--set", "train.max_stepz=3"],
-        "'max_stepz' is no field of section train: did you mean max_steps?",
+        "'max_stepz' is not a field of section train: did you mean max_steps?",
     ),
     (["tatoeba-40k", "--from", "nothing"], "nothing/config.json cannot be read (No such file or directory)"),
     (["tatoeba-40k", "--batch-tokens", "many"], "data.batch_tokens is 'many', must be a whole number"),

@@ -394,12 +394,12 @@ def test_files_of_text_tables_and_json(translator: Translator, tmp_path: Path) -
     assert scored.split("\t")[0] == good
     assert float(scored.split("\t")[1]) < 0
     for data, how, message in [
-        (b"a\tb\nc", {"column": 2}, "line 2: has 1 columns, must have 2: mend the line"),
-        (b"{", {"key": "a"}, "line 1: is no JSON object"),
+        (b"a\tb\nc", {"column": 2}, "line 2: has 1 columns, must have 2: correct the line"),
+        (b"{", {"key": "a"}, "line 1: is not a JSON object"),
         (b'{"b": 1}', {"key": "a"}, "line 1: has no field 'a'"),
         (b'{"a": 1}', {"key": "a"}, "line 1: field 'a' is 1, must be text"),
-        (b'{"a": "b", "translation": 1}', {"key": "a"}, "line 1: has a field 'translation' already: name another"),
-        (b"[1]", {"key": "a"}, "line 1: is no JSON object"),
+        (b'{"a": "b", "translation": 1}', {"key": "a"}, "line 1: already has a field 'translation': name another"),
+        (b"[1]", {"key": "a"}, "line 1: is not a JSON object"),
     ]:
         with pytest.raises(DataError, match=message):
             run_files(translator, tmp_path, data, **how)  # type: ignore[arg-type]
@@ -421,7 +421,7 @@ def test_the_command_writes_what_was_asked_for(trained: Path, tmp_path: Path, tr
     wanted = with_settings(translator, beam_size=2).translate(["Das ist gut."])[0].text
     assert lines[0] == wanted
     told = done.stderr.decode()
-    assert "1 lines were no UTF-8, the first standard input, line 4: what could not be read was replaced" in told
+    assert "1 lines were not valid UTF-8, the first is standard input, line 4: invalid bytes were replaced" in told
     assert "4 lines in" in told
     links = align.read_text().split("\n")
     assert (len(links), links[1]) == (5, "")
@@ -487,7 +487,7 @@ def test_it_ends_well_while_its_input_is_still_open(trained: Path) -> None:
         assert bad.wait(timeout=60) == 2
         assert (
             bad.stderr.read()
-            == b"transduce: standard input, line 2: has no field 'a': mend the line, or name another by --field\n"
+            == b"transduce: standard input, line 2: has no field 'a': correct the line, or name another with --field\n"
         )
 
 

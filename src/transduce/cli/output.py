@@ -1,4 +1,4 @@
-"""Lines out, and what is said where they cannot be written."""
+"""Writing results, and the errors when they cannot be written."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from transduce.errors import DataError
 
 
 def write_to_stdout(line: str) -> None:
-    """As it comes: who reads may be waiting."""
+    """Writes at once, because the reader may be waiting for this line."""
     out = sys.stdout.buffer
     try:
         out.write(line.encode("utf-8", "surrogatepass"))
         out.flush()
-    except BrokenPipeError:  # who reads has had enough: as a program ends that SIGPIPE ends, without a word
+    except BrokenPipeError:  # the reader closed the pipe: exit silently, like a program that SIGPIPE ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
         raise typer.Exit(128 + signal.SIGPIPE) from None
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-        raise DataError(f"standard output cannot be written ({error.strerror}): make room there") from None
+        raise DataError(f"standard output cannot be written ({error.strerror}): free some space") from None
 
 
 @contextmanager
 def open_to_write(path: Path) -> Iterator[Callable[[str], None]]:
-    from transduce.files import told_of
+    from transduce.files import convert_write_errors
 
-    with told_of(path):
+    with convert_write_errors(path):
         file = path.open("w", encoding="utf-8")
 
     def write(line: str) -> None:
-        with told_of(path):
+        with convert_write_errors(path):
             file.write(line)
 
     try:
         yield write
     finally:
-        with told_of(path):
+        with convert_write_errors(path):
             file.close()

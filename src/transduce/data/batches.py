@@ -1,6 +1,6 @@
-"""Pairs of token ids to batches: the one place that pads, shifts right and adds the marks."""
+"""Batches from pairs of token ids. Padding, shifting right and adding start and end marks happen only here."""
 
-# Axes: B sentences, S source positions, T target positions, W either; N rows.
+# Axes: B sentences, S source positions, T target positions, W source or target positions; N rows.
 
 from __future__ import annotations
 
@@ -18,24 +18,48 @@ from transduce.config import ModelConfig
 from transduce.data.plan import Layout
 from transduce.data.store import Store
 
+__all__ = ["Batch", "Examples", "make_batch", "steps"]
+
 Ids = NDArray[np.int64]
 Item = TypeVar("Item")
 
 ROWS_AT_ONCE = 500
-"""After so many rows pages are let go, so that resident memory stays flat: each row touches four places of the store,
-and the system maps 64 KiB around each."""
+"""Memory pages of the store are released after this many rows, so that resident memory does not grow: each row touches
+four places of the store, and the system maps 64 KiB around each."""
 
 
 class Batch(NamedTuple):
+    """Token ids of B sentence pairs, padded on the right to S source and T target positions.
+
+    `target_in_BT` is the input of the decoder, and `target_out_BT` the tokens that it must predict.
+
+    >>> from transduce import Batch, make_batch, tiny
+    >>> batch = make_batch([([5, 6, 7], [8, 9])], tiny().model)
+    >>> isinstance(batch, Batch), batch.source_BS.shape, batch.target_in_BT.shape
+    (True, (1, 4), (1, 3))
+    """
+
     source_BS: Ids
     target_in_BT: Ids
     target_out_BT: Ids
     n_target_tokens: int
-    """End marks counted, padding not."""
+    """End marks count, padding does not."""
 
 
 def make_batch(pairs: Iterable[tuple[Sequence[int], Sequence[int]]], config: ModelConfig) -> Batch:
-    """Sources end with the end mark. `target_in` is `target_out` shifted right behind the start mark."""
+    """Make a batch of pairs (source ids, target ids), which have no marks.
+
+    The end mark is appended to both sides. `target_in` is `target_out` shifted right, after the start mark.
+
+    >>> from transduce import make_batch, tiny
+    >>> batch = make_batch([([5, 6, 7], [8, 9]), ([5], [8])], tiny().model)
+    >>> batch.source_BS.tolist()  # 2 is the end mark, 0 is padding
+    [[5, 6, 7, 2], [5, 2, 0, 0]]
+    >>> batch.target_in_BT.tolist()  # 1 is the start mark
+    [[1, 8, 9], [1, 8, 0]]
+    >>> batch.target_out_BT.tolist(), batch.n_target_tokens
+    ([[8, 9, 2], [8, 2, 0]], 5)
+    """
     sources, targets = zip(*pairs, strict=True)
     target_out = [[*target, config.eos_id] for target in targets]
     return Batch(
@@ -46,16 +70,21 @@ def make_batch(pairs: Iterable[tuple[Sequence[int], Sequence[int]]], config: Mod
     )
 
 
-def within_tokens(items: Iterable[Item], length: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
-    """Lists of at most so many tokens, padding counted, or of one item that has more. Items come sorted by length."""
-    some: list[Item] = []
+def batches_within_tokens(
+    items: Iterable[Item], length: Callable[[Item], int], max_tokens: int
+) -> Iterator[list[Item]]:
+    """Group items, which must be sorted by length, into batches of at most `max_tokens`, padding included.
+
+    An item that is longer forms a batch by itself.
+    """
+    batch: list[Item] = []
     for item in items:
-        if some and (len(some) + 1) * length(item) > most:
-            yield some
-            some = []
-        some.append(item)
-    if some:
-        yield some
+        if batch and (len(batch) + 1) * length(item) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(item)
+    if batch:
+        yield batch
 
 
 def pad_right(rows: Sequence[Sequence[int]], pad_id: int) -> Ids:
@@ -66,10 +95,29 @@ def pad_right(rows: Sequence[Sequence[int]], pad_id: int) -> Ids:
 
 
 class Examples:
-    """Rows (corpus, pair, direction) of a store. A tag before the source says which language is wanted."""
+    """The rows of a split of prepared data: its sentence pairs, and those in reverse for a corpus used both ways.
+
+    If there are several target languages, a tag before the source selects one.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from transduce import DataConfig
+    >>> from transduce.data.corpora import Corpus
+    >>> from transduce.data.prepare import Prepared, prepare
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> text = "".join(f"Haus {n} ist neu.\\tHouse {n} is new.\\n" for n in range(100))
+    >>> _ = (folder / "text.tsv").write_text(text)
+    >>> corpus = Corpus("text", (folder / "text.tsv",), ("de", "en"))
+    >>> _ = prepare([corpus], folder / "prepared", DataConfig(valid_pairs=0))
+    >>> prepared = Prepared(folder / "prepared")
+    >>> examples = prepared.train
+    >>> source, target = examples.pair(7)
+    >>> len(examples), prepared.subwords.decode([source.tolist(), target.tolist()])
+    (100, ['Haus 7 ist neu.', 'House 7 is new.'])
+    """
 
     def __init__(self, store: Store, tags: dict[str, int]) -> None:
-        """`tags`: an id for each target language, or none where there is but one direction."""
+        """`tags`: the id of each target language's tag; empty if there is only one target language."""
         self.store = store
         parts, first = [], 0
         for corpus in store.corpora:
@@ -83,13 +131,15 @@ class Examples:
         self._is_reversed = np.array([part[2] for part in parts], dtype=bool)
         self._tag = np.array([-1 if part[3] is None else part[3] for part in parts], dtype=np.int64)
         self.n_tag = int(bool(tags))
-        assert bool(tags) == bool((self._tag >= 0).any()) == bool((self._tag >= 0).all()), "all have a tag, or none"
+        assert bool(tags) == bool((self._tag >= 0).any()) == bool((self._tag >= 0).all()), (
+            "all rows have a tag, or none"
+        )
 
     def __len__(self) -> int:
         return int(self._first_row[-1])
 
     def lengths(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Of source and target of every row, with the tag and the end marks."""
+        """Lengths of source and target of every row; tags and end marks count."""
         sources, targets = [], []
         ends = self._first_pair + np.diff(self._first_row)
         for first, end, is_reversed in zip(self._first_pair, ends, self._is_reversed, strict=True):
@@ -102,13 +152,13 @@ class Examples:
         return np.concatenate(sources), np.concatenate(targets)
 
     def batch(self, rows: NDArray[Any], shape: tuple[int, int], config: ModelConfig) -> Batch:
-        """The rows as a batch of so many source and target positions. Its slow twin is `make_batch`."""
+        """Make a batch of `shape` (source positions, target positions). `make_batch` is the slow version."""
         source_BS = np.full((len(rows), shape[0]), config.pad_id, dtype=np.int64)
         target_out_BT = np.full((len(rows), shape[1]), config.pad_id, dtype=np.int64)
         n_target_tokens = 0
         for first in range(0, len(rows), ROWS_AT_ONCE):
-            some = slice(first, first + ROWS_AT_ONCE)
-            n_target_tokens += self._fill(rows[some], source_BS[some], target_out_BT[some], config.eos_id)
+            block = slice(first, first + ROWS_AT_ONCE)
+            n_target_tokens += self._fill(rows[block], source_BS[block], target_out_BT[block], config.eos_id)
             self.store.release()
         return Batch(source_BS, shift_right(target_out_BT, config), target_out_BT, n_target_tokens)
 
@@ -121,16 +171,16 @@ class Examples:
         return ids[source_start : source_start + source_length], ids[target_start : target_start + target_length]
 
     def tag(self, row: int) -> list[int]:
-        """What stands before its source, if anything."""
+        """The tag before the source of a row, or an empty list if rows have no tags."""
         part = int(np.searchsorted(self._first_row, row, side="right")) - 1
         return [int(self._tag[part])] if self.n_tag else []
 
     def n_target_tokens(self, rows: NDArray[Any]) -> int:
-        """End marks counted."""
+        """Target tokens of the rows, including end marks."""
         return int(self._places(rows).target_length_B.sum()) + len(rows)
 
     def _fill(self, rows: NDArray[Any], source_BS: Ids, target_out_BT: Ids, eos_id: int) -> int:
-        """Writes the rows' ids and end marks over the padding. Returns the number of target tokens."""
+        """Write the rows' ids and end marks over the padding, and return the number of target tokens."""
         places = self._places(rows)
         if self.n_tag:
             source_BS[:, 0] = self._tag[places.part_B]
@@ -143,22 +193,22 @@ class Examples:
         part_B = np.searchsorted(self._first_row, rows, side="right") - 1
         pair_B = rows - self._first_row[part_B] + self._first_pair[part_B]
         start_B = self.store.start_N[pair_B].astype(np.int64)
-        length_B = self.store.source_length_N[pair_B].astype(np.int64)
-        other_length_B = self.store.target_length_N[pair_B].astype(np.int64)
-        forward = start_B, length_B, start_B + length_B, other_length_B
+        source_length_B = self.store.source_length_N[pair_B].astype(np.int64)
+        target_length_B = self.store.target_length_N[pair_B].astype(np.int64)
+        forward = start_B, source_length_B, start_B + source_length_B, target_length_B
         backward = forward[2:] + forward[:2]
         is_reversed_B = self._is_reversed[part_B]
         return _Places(part_B, *(np.where(is_reversed_B, b, f) for f, b in zip(forward, backward, strict=True)))
 
     def _gather(self, start_B: Ids, length_B: Ids, ids_BW: Ids, eos_id: int) -> None:
-        place_W = np.arange(ids_BW.shape[1])
-        is_id_BW = place_W < length_B[:, None]
-        ids_BW[is_id_BW] = self.store.ids[(start_B[:, None] + place_W)[is_id_BW]]
+        position_W = np.arange(ids_BW.shape[1])
+        is_id_BW = position_W < length_B[:, None]
+        ids_BW[is_id_BW] = self.store.ids[(start_B[:, None] + position_W)[is_id_BW]]
         ids_BW[np.arange(len(start_B)), length_B] = eos_id
 
 
 class _Places(NamedTuple):
-    """Of rows: which part of the examples each belongs to, and where its tokens lie in the store."""
+    """For each row, its part of the examples and the location of its tokens in the store."""
 
     part_B: Ids
     source_start_B: Ids
@@ -168,11 +218,11 @@ class _Places(NamedTuple):
 
 
 def shift_right(target_out_BT: Ids, config: ModelConfig) -> Ids:
-    """The end mark is not put in: it would only be asked what comes after the end."""
+    """Shift the targets right behind the start mark. The end mark is left out, since no token follows it."""
     target_in_BT = np.full_like(target_out_BT, config.pad_id)
     target_in_BT[:, 0] = config.bos_id
-    before_BT = target_out_BT[:, :-1]
-    target_in_BT[:, 1:] = np.where(before_BT == config.eos_id, config.pad_id, before_BT)
+    previous_BT = target_out_BT[:, :-1]
+    target_in_BT[:, 1:] = np.where(previous_BT == config.eos_id, config.pad_id, previous_BT)
     return target_in_BT
 
 
@@ -180,53 +230,76 @@ class StepBatches(NamedTuple):
     """A rank's share of an optimiser step."""
 
     numbers: list[int]
-    """Which of the step's micro-batches these are: the same whichever rank has them."""
+    """Indices of these micro-batches within the step. They do not depend on the number of ranks."""
     batches: list[Batch]
     n_target_tokens: int
-    """Of the whole step, over all ranks."""
+    """Target tokens of the whole step, over all ranks."""
 
 
 def steps(
     examples: Examples, layout: Layout, config: ModelConfig, first_step: int = 0, rank: int = 0, n_ranks: int = 1
 ) -> Iterator[StepBatches]:
-    """Epoch after epoch, for ever; from any step on, counted from 0, without replay."""
+    """Yield the batches of each optimiser step, epoch after epoch, without end.
+
+    They start at `first_step`, counted from 0, without replaying earlier steps. Each of `n_ranks` processes gets its
+    share of every step.
+
+    >>> import tempfile
+    >>> from itertools import islice
+    >>> from pathlib import Path
+    >>> from transduce import DataConfig, tiny
+    >>> from transduce.data.batches import steps
+    >>> from transduce.data.corpora import Corpus
+    >>> from transduce.data.plan import make_layout
+    >>> from transduce.data.prepare import Prepared, prepare
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> text = "".join(f"Haus {n} ist neu.\\tHouse {n} is new.\\n" for n in range(100))
+    >>> _ = (folder / "text.tsv").write_text(text)
+    >>> corpus = Corpus("text", (folder / "text.tsv",), ("de", "en"))
+    >>> _ = prepare([corpus], folder / "prepared", DataConfig(valid_pairs=0))
+    >>> examples = Prepared(folder / "prepared").train
+    >>> layout = make_layout(*examples.lengths(), batch_tokens=500, n_shapes=4, seed=1)
+    >>> epoch = list(islice(steps(examples, layout, tiny().model), layout.n_steps))
+    >>> sum(len(batch.source_BS) for step in epoch for batch in step.batches)  # every pair once
+    100
+    """
     epoch = layout.epoch(first_step // layout.n_steps)
     for step in itertools.count(first_step):
-        number, place = divmod(step, layout.n_steps)
-        if place == 0 and step != first_step:
-            epoch = layout.epoch(number)
-        everything = epoch.step(place)
-        numbers = list(range(rank, len(everything), n_ranks))
-        mine = [examples.batch(*everything[m], config) for m in numbers]
+        epoch_number, step_in_epoch = divmod(step, layout.n_steps)
+        if step_in_epoch == 0 and step != first_step:
+            epoch = layout.epoch(epoch_number)
+        micro_batches = epoch.step(step_in_epoch)
+        numbers = list(range(rank, len(micro_batches), n_ranks))
+        batches = [examples.batch(*micro_batches[m], config) for m in numbers]
         if n_ranks == 1:
-            n_target_tokens = sum(batch.n_target_tokens for batch in mine)
+            n_target_tokens = sum(batch.n_target_tokens for batch in batches)
         else:
-            n_target_tokens = sum(examples.n_target_tokens(micro.rows) for micro in everything)
-        yield StepBatches(numbers, mine, n_target_tokens)
+            n_target_tokens = sum(examples.n_target_tokens(micro.rows) for micro in micro_batches)
+        yield StepBatches(numbers, batches, n_target_tokens)
 
 
 def prefetch(items: Iterable[Item], n_ahead: int = 4) -> Iterator[Item]:
-    """The same items in the same order, made ahead of time in a thread."""
+    """Yield the same items in the same order, produced up to `n_ahead` items ahead by a thread."""
     ahead: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(n_ahead)
-    is_over = threading.Event()
+    is_closed = threading.Event()
 
     def put(item: Item | None, error: BaseException | None) -> None:
-        while not is_over.is_set():
+        while not is_closed.is_set():
             with contextlib.suppress(queue.Full):
                 ahead.put((item, error), timeout=0.1)
                 break
 
-    def work() -> None:
+    def produce() -> None:
         try:
             for item in items:
                 put(item, None)
-                if is_over.is_set():
+                if is_closed.is_set():
                     return
             put(None, StopIteration())
-        except BaseException as error:  # it belongs to whoever reads
+        except BaseException as error:  # raised again in the consumer
             put(None, error)
 
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread = threading.Thread(target=produce, name="prefetch", daemon=True)
     thread.start()
     try:
         while True:
@@ -235,7 +308,7 @@ def prefetch(items: Iterable[Item], n_ahead: int = 4) -> Iterator[Item]:
                 return
             if error is not None:
                 raise error
-            yield item  # type: ignore[misc]  # an item whenever there is no error
+            yield item  # type: ignore[misc]  # not None if there is no error
     finally:
-        is_over.set()
+        is_closed.set()
         thread.join()

@@ -1,7 +1,8 @@
-"""A map over processes whose results come in the order of the tasks.
+"""A map over processes that yields results in the order of the tasks.
 
-Processes of our own, since `multiprocessing` either forks, which threads do not survive, or runs the user's script once
-more in each child, and its workers outlive a killed parent. These end with it: their input does.
+This module does not use `multiprocessing`, which either forks, which is unsafe with threads, or runs the user's script
+again in each child, and whose workers outlive a killed parent. The children here end with the parent, because their
+input pipe closes.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ CHILD = "from transduce.data.parallel import serve; serve()"
 
 
 def ordered_map(function: Callable[[Task], Result], tasks: Iterable[Task], n_processes: int) -> Iterator[Result]:
-    """`function` must be one that can be pickled: a function of a module, or a `partial` of one.
+    """Apply `function` to the tasks. It must be picklable: a module-level function, or a `partial` of one.
 
-    Each process holds one task at a time, so that memory is bounded; while we use a result, all are at work.
+    Each process holds one task at a time, which limits memory. All processes work while the caller uses a result.
     """
     if n_processes == 1:
         yield from map(function, tasks)
         return
-    environment = environment_of_children()
+    environment = child_environment()
     children = [
         subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         for _ in range(n_processes)
@@ -40,13 +41,13 @@ def ordered_map(function: Callable[[Task], Result], tasks: Iterable[Task], n_pro
     try:
         for child in children:
             _send(child, function)
-        waiting: list[subprocess.Popen[bytes]] = []
+        busy: list[subprocess.Popen[bytes]] = []
         for task, child in zip(tasks, cycle(children), strict=False):
-            result = [_receive(waiting.pop(0))] if len(waiting) == n_processes else []
+            results = [_receive(busy.pop(0))] if len(busy) == n_processes else []
             _send(child, task)
-            waiting.append(child)
-            yield from result
-        for child in waiting:
+            busy.append(child)
+            yield from results
+        for child in busy:
             yield _receive(child)
     finally:
         for child in children:
@@ -54,18 +55,18 @@ def ordered_map(function: Callable[[Task], Result], tasks: Iterable[Task], n_pro
             child.communicate()
 
 
-def environment_of_children() -> dict[str, str]:
-    """They must find what we found, wherever it was."""
+def child_environment() -> dict[str, str]:
+    """The environment for a child process, which must import modules from the same places as this process."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def _send(child: subprocess.Popen[bytes], what: Any) -> None:
+def _send(child: subprocess.Popen[bytes], message: Any) -> None:
     assert child.stdin is not None
     try:
-        pickle.dump(what, child.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+        pickle.dump(message, child.stdin, protocol=pickle.HIGHEST_PROTOCOL)
         child.stdin.flush()
     except BrokenPipeError:
-        raise _died(child) from None
+        raise _ended_early(child) from None
 
 
 def _receive(child: subprocess.Popen[bytes]) -> Any:
@@ -73,27 +74,27 @@ def _receive(child: subprocess.Popen[bytes]) -> Any:
     try:
         result, error = pickle.load(child.stdout)
     except (EOFError, pickle.UnpicklingError):
-        raise _died(child) from None
+        raise _ended_early(child) from None
     if error is not None:
         raise error
     return result
 
 
-def _died(child: subprocess.Popen[bytes]) -> DataError:
-    return DataError(f"a working process ended with code {child.wait()}: free some memory, or use one process")
+def _ended_early(child: subprocess.Popen[bytes]) -> DataError:
+    return DataError(f"a worker process ended with code {child.wait()}: free some memory, or use one process")
 
 
 def serve() -> None:
-    """The life of a child: a function, then tasks, until the parent closes the pipe or is no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to answer
+    """Run a child: read a function, then tasks, until the parent closes the pipe or ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     tasks, results = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # what a library prints must not get between the results
+    sys.stdout = sys.stderr  # output of libraries must not mix with the results
     try:
         function = pickle.load(tasks)
         while True:
             _reply(results, function, pickle.load(tasks))
     except (EOFError, BrokenPipeError):
-        os._exit(0)  # without a last flush, which would complain about the closed pipe
+        os._exit(0)  # skips the final flush, which would fail on the closed pipe
 
 
 def _reply(results: IO[bytes], function: Callable[[Any], Any], task: Any) -> None:

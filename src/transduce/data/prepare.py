@@ -1,6 +1,6 @@
-"""From text files to a folder that training reads: read, clean, hold out, learn subwords, encode.
+"""Turn text files into a folder for training: read, clean, hold out validation pairs, learn subwords, encode.
 
-report.json    what went in, what was dropped and why, what came out, checksums
+report.json    counts of pairs that were read, dropped (by rule) and kept, and checksums
 subwords.model
 train.tokens   the stores (see `store`)
 valid.tokens
@@ -27,32 +27,34 @@ from numpy.typing import NDArray
 
 from transduce.config import DataConfig
 from transduce.data.batches import Examples
-from transduce.data.cleaning import CHUNK, Kept, Seen, Tally, chunks, clean, keep_all
-from transduce.data.corpora import PACKED, Corpus, Digest, RawPair
+from transduce.data.cleaning import CHUNK, HashSet, Kept, Tally, chunks, clean, keep_all
+from transduce.data.corpora import COMPRESSED_SUFFIXES, Corpus, Digest, RawPair
 from transduce.data.parallel import ordered_map
 from transduce.data.store import Encoded, Store, StoredCorpus, StoreWriter, id_type
 from transduce.data.subword import SUBWORDS, Subwords, vocab_size_for
 from transduce.errors import DataError
-from transduce.files import told_of, whole_folder
+from transduce.files import atomic_folder, convert_write_errors
 from transduce.runtime import n_cores
+
+__all__ = ["Prepared", "prepare"]
 
 FORMAT_VERSION = 1
 REPORT, TRAIN, VALID = "report.json", "train.tokens", "valid.tokens"
 HASH_BLOCK = 1_000_000
-MOST_PAIRS = 1_000_000
-"""Subwords are learnt from so many, drawn with equal chance: more only take longer."""
-WORTH_A_PROCESS = 4_000_000
-"""Bytes of text: less is done before another process has started."""
+MAX_LEARNING_PAIRS = 1_000_000
+"""Subwords are learnt from at most this many randomly chosen pairs; more only take longer."""
+BYTES_PER_PROCESS = 4_000_000
+"""One process handles this much text before another one has started."""
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with the stage, how many pairs are done, and of how many, where that is known."""
+"""Called with the stage, the number of pairs that are done, and their total if it is known."""
 
 
 @dataclass
 class CorpusReport:
     name: str
     files: dict[str, str]
-    """Name to SHA-256 of the unpacked text."""
+    """SHA-256 of the decompressed text, by file name."""
     source_language: str
     target_language: str
     both_ways: bool
@@ -62,7 +64,7 @@ class CorpusReport:
     """The first pair that each rule dropped: line, source, target."""
     n_kept: int
     n_shared: int
-    """Dropped because the validation pairs hold one of its sides."""
+    """Pairs that were dropped because one of their sides occurs in the validation pairs."""
     n_held_out: int
 
 
@@ -79,7 +81,7 @@ class SplitReport:
 class Report:
     corpora: list[CorpusReport]
     valid_corpora: list[CorpusReport]
-    """Empty where validation was held out."""
+    """Empty if the validation pairs were held out of `corpora`."""
     held_out_share: float
     cleaned: bool
     tagged_languages: list[str]
@@ -93,9 +95,9 @@ class Report:
     format_version: int = FORMAT_VERSION
 
     def directions(self) -> list[tuple[str, str]]:
-        there = [(corpus.source_language, corpus.target_language) for corpus in self.corpora]
-        back = [(corpus.target_language, corpus.source_language) for corpus in self.corpora if corpus.both_ways]
-        return list(dict.fromkeys(there + back))
+        forward = [(corpus.source_language, corpus.target_language) for corpus in self.corpora]
+        backward = [(corpus.target_language, corpus.source_language) for corpus in self.corpora if corpus.both_ways]
+        return list(dict.fromkeys(forward + backward))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2, ensure_ascii=False)
@@ -112,7 +114,7 @@ class Report:
 
 @dataclass
 class Spool:
-    """A corpus as it was kept, in files for the time of the work: text, and the hashes of both sides."""
+    """The kept pairs of a corpus in temporary files: source ("s"), target ("t") and the hashes of both sides ("h")."""
 
     corpus: Corpus
     folder: Path
@@ -136,7 +138,7 @@ class Spool:
         return np.memmap(self.folder / "h", dtype=np.uint64, mode="r").reshape(-1, 2)
 
     def pairs(self, chosen_N: NDArray[np.bool_]) -> Iterator[list[RawPair]]:
-        """Those chosen, in parts."""
+        """Yield the chosen pairs in parts."""
         lines = zip(*(_plain_lines(self.folder / name) for name in "st"), strict=True)
         for chunk in chunks(itertools.compress(lines, chosen_N)):
             yield chunk.pairs
@@ -160,12 +162,12 @@ class Spool:
 
 
 def _name(path: Path) -> str:
-    """As it was given; a name that is no text is spelt so that it can be written."""
+    """The path as text. Bytes that are not valid UTF-8 are escaped, so that the report can be written."""
     return str(path).encode(errors="backslashreplace").decode()
 
 
 def _plain_lines(path: Path) -> Iterator[bytes]:
-    """Of our own file: nothing is stripped but the line feed that we wrote."""
+    """The lines of a `Spool` file. Only the line feed is removed, since the text may contain other line ends."""
     with path.open("rb") as file:
         for line in file:
             yield line[:-1]
@@ -183,30 +185,43 @@ def prepare(
     n_processes: int | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> Report:
-    """Writes the folder `out`, whole or not at all, and says what became of every pair.
+    """Clean and encode corpora for training. Write the folder `out` atomically, and report the counts of all pairs.
 
-    Validation pairs that are given are taken as they are: dropping some would change what scores on them mean.
-    `subwords` are those of a model to go on with; none are learnt then.
+    The pairs of `valid` are kept unchanged, since dropping some would change the meaning of scores on them. If
+    `subwords` of an existing model are given, none are learnt.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from transduce import DataConfig
+    >>> from transduce.data.corpora import Corpus
+    >>> from transduce.data.prepare import prepare
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> text = "".join(f"Haus {n} ist neu.\\tHouse {n} is new.\\n" for n in range(100))
+    >>> _ = (folder / "text.tsv").write_text(text + "\\tNo source.\\n")
+    >>> corpus = Corpus("text", (folder / "text.tsv",), ("de", "en"))
+    >>> report = prepare([corpus], folder / "prepared", DataConfig(valid_pairs=0))
+    >>> report.train.n_pairs, report.corpora[0].dropped
+    (100, {'empty': 1})
     """
     out = Path(out)
     if os.path.lexists(out):
         raise DataError(f"{out} exists: choose another name, or remove it first")
-    _refuse_strange_directions(corpora, valid)
+    _refuse_untrained_directions(corpora, valid)
     n_processes = n_processes or n_processes_for([*corpora, *valid])
     seconds: dict[str, float] = {}
-    with told_of(out), whole_folder(out) as folder, TemporaryDirectory(dir=folder) as scratch:
+    with convert_write_errors(out), atomic_folder(out) as folder, TemporaryDirectory(dir=folder) as scratch:
         with _timed(seconds, "read and clean"):
-            everything = partial(_everything, n_processes=n_processes)
-            cleaned = partial(_cleaned, config=config, seen=Seen(), n_processes=n_processes)
-            spools = _fill(corpora, scratch, cleaned if with_cleaning else everything, progress)
-            valid_spools = _fill(valid, scratch, everything, progress)
+            unchanged = partial(_read_unchanged, n_processes=n_processes)
+            cleaned = partial(_read_cleaned, config=config, seen=HashSet(), n_processes=n_processes)
+            spools = _fill(corpora, scratch, cleaned if with_cleaning else unchanged, progress)
+            valid_spools = _fill(valid, scratch, unchanged, progress)
             split = hold_out(spools, valid_spools, config.valid_pairs)
         if not split.n_train:
-            raise DataError(_nothing_left(spools))
-        if subwords is not None:  # a model that wants tags wants them of every source
-            languages = subwords.languages()
+            raise DataError(_no_pairs_message(spools))
+        if subwords is not None:
+            languages = subwords.languages()  # a model with tags needs one in every source
             for _, target in directions(corpora) if languages or tagged_languages(corpora) else []:
-                subwords.tag(target)  # refuses one that the model does not know
+                subwords.tag(target)  # refuses a language that the model does not support
         else:
             languages = tagged_languages(corpora)
             with _timed(seconds, "learn subwords"):
@@ -238,31 +253,31 @@ def prepare(
 
 
 def _fill(
-    corpora: Sequence[Corpus], scratch: str, keep: Callable[[Spool], Iterator[Kept]], progress: Progress
+    corpora: Sequence[Corpus], scratch: str, read: Callable[[Spool], Iterator[Kept]], progress: Progress
 ) -> list[Spool]:
     spools = [Spool(corpus, Path(mkdtemp(dir=scratch))) for corpus in corpora]
     for spool in spools:
-        spool.fill(keep(spool), progress)
+        spool.fill(read(spool), progress)
     return spools
 
 
-def _cleaned(spool: Spool, config: DataConfig, seen: Seen, n_processes: int) -> Iterator[Kept]:
+def _read_cleaned(spool: Spool, config: DataConfig, seen: HashSet, n_processes: int) -> Iterator[Kept]:
     raw = spool.corpus.read(spool.digests)
     return clean(raw, config, spool.corpus.languages, spool.tally, seen, n_processes)
 
 
-def _everything(spool: Spool, n_processes: int) -> Iterator[Kept]:
+def _read_unchanged(spool: Spool, n_processes: int) -> Iterator[Kept]:
     return keep_all(spool.corpus.read(spool.digests), spool.corpus.sides, spool.tally, n_processes)
 
 
 @dataclass
 class Split:
-    """Which pairs of each spool are for what."""
+    """The pairs of each spool that are for training and for validation."""
 
     share: float
     is_train: list[NDArray[np.bool_]]
     is_valid: list[NDArray[np.bool_]]
-    """Of the validation spools where there are some, else of the same."""
+    """One array for each validation spool, or for each training spool if there are no validation files."""
     n_shared: list[int]
 
     @property
@@ -270,7 +285,7 @@ class Split:
         return sum(int(is_train_N.sum()) for is_train_N in self.is_train)
 
     def counts(self) -> tuple[list[int], list[int], list[int]]:
-        """Of each spool: kept, shared with validation, held out."""
+        """For each spool, the pairs kept, shared with validation, and held out."""
         n_kept = [int(is_train_N.sum()) for is_train_N in self.is_train]
         n_held_out = [
             len(is_train_N) - kept - shared
@@ -280,9 +295,10 @@ class Split:
 
 
 def hold_out(spools: Sequence[Spool], valid_spools: Sequence[Spool], valid_pairs: int) -> Split:
-    """By the hash of the source alone, so that order, machine and neighbours do not matter; or the files given.
+    """Choose the validation pairs: those of `valid_spools` or, if there are none, a share of the training pairs.
 
-    Pairs with either side in validation go: one sentence may have several translations, in several corpora.
+    The choice depends only on the hash of the source, so not on order, machine or other pairs. All training pairs with
+    a side that occurs in validation are dropped: a sentence may have several translations, also in several corpora.
     """
     share = 0.0 if valid_spools else held_out_share(sum(spool.n_pairs for spool in spools), valid_pairs)
     bound = np.uint64(share * 2**64)
@@ -301,34 +317,37 @@ def hold_out(spools: Sequence[Spool], valid_spools: Sequence[Spool], valid_pairs
 
 
 def held_out_share(n_pairs: int, valid_pairs: int) -> float:
-    """A power of two: as a corpus grows the share changes seldom, and then to one whose sentences are among the old."""
+    """The share to hold out, a power of two.
+
+    So it rarely changes as a corpus grows, and then the sentences it holds out are among those of the larger share.
+    """
     if valid_pairs == 0 or n_pairs == 0:
         return 0.0
     return min(2.0 ** math.floor(math.log2(valid_pairs / n_pairs)), 1 / 16)
 
 
 def _has_a_side_in(hash_N2: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    found_N = np.zeros(len(hash_N2), dtype=bool)
+    is_known_N = np.zeros(len(hash_N2), dtype=bool)
     for first in range(0, len(hash_N2) if len(known) else 0, HASH_BLOCK):
         block = hash_N2[first : first + HASH_BLOCK]
-        place = np.searchsorted(known, block).clip(max=len(known) - 1)
-        found_N[first : first + HASH_BLOCK] = (known[place] == block).any(axis=1)
-    return found_N
+        position = np.searchsorted(known, block).clip(max=len(known) - 1)
+        is_known_N[first : first + HASH_BLOCK] = (known[position] == block).any(axis=1)
+    return is_known_N
 
 
-def _nothing_left(spools: Sequence[Spool]) -> str:
+def _no_pairs_message(spools: Sequence[Spool]) -> str:
     n_read = sum(spool.tally.n_read for spool in spools)
     if n_read == 0:
-        return "the files hold no lines: give files of text"
+        return "the files are empty: give files of text"
     dropped = sum((spool.tally.dropped for spool in spools), Counter())
     reasons = "; ".join(f"{rule}: {n:,}" for rule, n in dropped.most_common(3)) or "all share a side with validation"
-    return f"no pair is left of {n_read:,} ({reasons}): check the files, their languages and what they are validated on"
+    return f"no pair is left of {n_read:,} ({reasons}): check the files, their languages and the validation files"
 
 
 def _sample_lines(spools: Sequence[Spool], is_train: Sequence[NDArray[np.bool_]]) -> Iterator[str]:
-    """Both sides of the training pairs; of too many, those of pairs drawn with equal chance."""
+    """Both sides of the training pairs, or of a random sample of `MAX_LEARNING_PAIRS`."""
     n_train = sum(int(chosen_N.sum()) for chosen_N in is_train)
-    share, rng = min(1.0, MOST_PAIRS / n_train), np.random.default_rng(1)
+    share, rng = min(1.0, MAX_LEARNING_PAIRS / n_train), np.random.default_rng(1)
     for spool, chosen_N in zip(spools, is_train, strict=True):
         if share < 1:
             chosen_N = chosen_N & (rng.random(len(chosen_N)) < share)
@@ -349,9 +368,9 @@ def _encode_split(
 ) -> SplitReport:
     n_chosen = [int(chosen_N.sum()) for chosen_N in chosen]
     parts = itertools.chain.from_iterable(map(Spool.pairs, spools, chosen))
-    work = partial(encode_pairs, subwords=subwords)
+    encode = partial(encode_pairs, subwords=subwords)
     with StoreWriter(path, id_type(len(subwords))) as store:
-        for encoded in ordered_map(work, parts, n_processes if sum(n_chosen) > CHUNK else 1):
+        for encoded in ordered_map(encode, parts, n_processes if sum(n_chosen) > CHUNK else 1):
             store.add(encoded)
             progress(f"encoding {path.stem}", store.n_pairs, sum(n_chosen))
         corpora = [
@@ -374,12 +393,12 @@ def directions(corpora: Sequence[Corpus]) -> list[tuple[str, str]]:
 
 
 def tagged_languages(corpora: Sequence[Corpus]) -> list[str]:
-    """The target languages, where there are several and a source must say which it wants."""
+    """The target languages if there are several, in which case each source starts with a language tag."""
     languages = list(dict.fromkeys(target for _, target in directions(corpora)))
     return languages if len(languages) > 1 else []
 
 
-def _refuse_strange_directions(corpora: Sequence[Corpus], valid: Sequence[Corpus]) -> None:
+def _refuse_untrained_directions(corpora: Sequence[Corpus], valid: Sequence[Corpus]) -> None:
     known = directions(corpora)
     for source, target in directions(valid):
         if (source, target) not in known:
@@ -388,9 +407,11 @@ def _refuse_strange_directions(corpora: Sequence[Corpus], valid: Sequence[Corpus
 
 
 def n_processes_for(corpora: Sequence[Corpus]) -> int:
-    """All that we may use, unless there is too little to do."""
-    n_bytes = sum(path.stat().st_size * (4 if path.suffix in PACKED[1:] else 1) for c in corpora for path in c.files)
-    return min(n_cores(), 1 + n_bytes // WORTH_A_PROCESS)
+    """The number of available cores, or fewer if there is little text."""
+    n_bytes = sum(
+        path.stat().st_size * (4 if path.suffix in COMPRESSED_SUFFIXES else 1) for c in corpora for path in c.files
+    )
+    return min(n_cores(), 1 + n_bytes // BYTES_PER_PROCESS)
 
 
 @contextmanager
@@ -401,7 +422,24 @@ def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
 
 
 class Prepared:
-    """A folder that `prepare` wrote, verified: some gigabyte a second."""
+    """A folder that `prepare` wrote. Its checksums are verified, at about one gigabyte per second.
+
+    `train` and `valid` are `Examples`, `subwords` is the vocabulary, and `report` has the counts.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from transduce import DataConfig
+    >>> from transduce.data.corpora import Corpus
+    >>> from transduce.data.prepare import Prepared, prepare
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> text = "".join(f"Haus {n} ist neu.\\tHouse {n} is new.\\n" for n in range(100))
+    >>> _ = (folder / "text.tsv").write_text(text)
+    >>> corpus = Corpus("text", (folder / "text.tsv",), ("de", "en"))
+    >>> _ = prepare([corpus], folder / "prepared", DataConfig(valid_pairs=0))
+    >>> prepared = Prepared(folder / "prepared")
+    >>> len(prepared.train), prepared.report.directions()
+    (100, [('de', 'en')])
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -419,10 +457,12 @@ class Prepared:
         store = Store(self.folder / name)
         store.verify()
         if store.subwords != self.subwords.sha256:
-            raise DataError(f"{store.path} was encoded by other subwords than {SUBWORDS}: run transduce prepare again")
+            raise DataError(
+                f"{store.path} was encoded with other subwords than {SUBWORDS}: run transduce prepare again"
+            )
         return Examples(store, {language: self.subwords.tag(language) for language in self.languages})
 
     @property
     def languages(self) -> list[str]:
-        """The target languages, where a source must say which it wants."""
+        """The target languages if sources start with a language tag, otherwise empty."""
         return self.report.tagged_languages

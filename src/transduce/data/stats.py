@@ -1,4 +1,4 @@
-"""What training will meet in a prepared folder: lengths, batches, and how much of them is padding."""
+"""Statistics of a prepared folder: lengths, batches, and the share of padding in them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from transduce.data.plan import make_layout
 from transduce.data.prepare import Prepared
 
 N_BARS = 12
-MOST_TOKENS = 10_000_000
-"""The share of bytes is taken over so many of the first tokens."""
+MAX_COUNTED_TOKENS = 10_000_000
+"""The share of byte tokens is measured on the first tokens, at most this many."""
 
 
 @dataclass
 class Bar:
-    """Sentences of `first` to `last` tokens."""
+    """One bar of the histogram: sentences of `first` to `last` tokens."""
 
     first: int
     last: int
@@ -30,14 +30,14 @@ class Bar:
 @dataclass
 class Stats:
     n_examples: int
-    """A pair that is used both ways is two."""
+    """A pair that is used in both directions counts as two."""
     mean_source_length: float
     mean_target_length: float
-    """With end marks and, where languages have them, tags."""
+    """End marks count, and so do language tags if there are any."""
     longest: int
     bars: list[Bar]
     byte_share: float
-    """Of the tokens, how many are single bytes of what the vocabulary does not have."""
+    """The share of tokens that are single bytes, which spell characters that the vocabulary lacks."""
     batch_tokens: int
     n_steps: int
     n_micro_batches: int
@@ -49,7 +49,7 @@ class Stats:
 
 
 def measure(prepared: Prepared, config: DataConfig, seed: int) -> Stats:
-    """Of the training split, for one epoch."""
+    """Statistics of the training split for one epoch."""
     source_N, target_N = prepared.train.lengths()
     layout = make_layout(source_N, target_N, batch_tokens=config.batch_tokens, n_shapes=config.n_shapes, seed=seed)
     source_share, target_share = layout.non_pad_shares(source_N, target_N)
@@ -72,7 +72,7 @@ def measure(prepared: Prepared, config: DataConfig, seed: int) -> Stats:
 
 
 def _bars(source_N: NDArray[Any], target_N: NDArray[Any]) -> list[Bar]:
-    """Of equal width up to a length that few reach; the last holds those few."""
+    """Bars of equal width, except that the last covers the longest one percent of the sentences."""
     both = np.concatenate([source_N, target_N])
     width = max(1, -(-int(np.quantile(both, 0.99)) // (N_BARS - 1)))
     bars = []
@@ -84,6 +84,6 @@ def _bars(source_N: NDArray[Any], target_N: NDArray[Any]) -> list[Bar]:
 
 
 def _byte_share(prepared: Prepared) -> float:
-    ids = prepared.train.store.ids[:MOST_TOKENS]
+    ids = prepared.train.store.ids[:MAX_COUNTED_TOKENS]
     is_byte_V = np.array([piece.startswith("<0x") for piece in prepared.subwords.pieces(range(len(prepared.subwords)))])
     return float(is_byte_V[ids].mean()) if len(ids) else 0.0

@@ -1,14 +1,15 @@
-"""Token ids on disk: one file for each split, mapped into memory, so that a corpus of any size takes almost none.
+"""Token ids on disk: one file for each split. It is memory-mapped, so a corpus of any size needs little memory.
 
-    tokens            pair after pair, the source's ids then the target's, 2 bytes each (4 past 65,536 entries)
-    starts            where each pair begins, 8 bytes
+    tokens            for each pair the source ids, then the target ids; 2 bytes each (4 if the vocabulary has more
+                      than 65,536 entries)
+    starts            index of each pair's first token, 8 bytes
     source lengths    4 bytes
     target lengths    4 bytes
-    header            JSON: counts, corpora and their languages, and a SHA-256 of all that stands before it
+    header            JSON: counts, corpora and their languages, and the SHA-256 of everything before the header
     length of header  8 bytes
     MAGIC
 
-The header stands last because only then is it known. Numbers are little-endian.
+The header comes last because the counts are known only at the end. Numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from numpy.typing import NDArray
 from transduce.errors import DataError
 
 FORMAT_VERSION = 1
-MAGIC = b"TOKENS\r\n"  # which a transfer in text mode would change
+MAGIC = b"TOKENS\r\n"  # a transfer in text mode would change the line end
 START, LENGTH = np.dtype("<u8"), np.dtype("<u4")
 BLOCK = 1 << 20
-LARGE = 1 << 28
-"""A smaller store may be resident as a whole: letting go of pages and taking them up again costs time."""
+LARGE_STORE = 1 << 28
+"""Pages of a store below this size are never released, since reading them again takes time."""
 
 
 class Encoded(NamedTuple):
-    """Pairs as they lie in the store."""
+    """Encoded pairs, with `ids` in the order of the store."""
 
     ids: NDArray[Any]
     source_length_P: NDArray[np.uint32]
@@ -57,7 +58,7 @@ def id_type(vocab_size: int) -> np.dtype[Any]:
 
 
 class StoreWriter:
-    """Pairs go in as they come; the lengths wait in files of their own until the end."""
+    """A writer of encoded pairs. Lengths go into temporary files, which are appended at the end."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self.path, self.dtype = path, dtype
@@ -82,9 +83,9 @@ class StoreWriter:
         self.n_target_tokens += int(pairs.target_length_P.sum())
 
     def finish(self, corpora: Sequence[StoredCorpus], subwords: str) -> str:
-        """Appends index and header; `subwords` names the vocabulary by its hash. Returns the file's checksum."""
+        """Append the index and the header, and return the file's checksum. `subwords` is the vocabulary's hash."""
         assert sum(corpus.n_pairs for corpus in corpora) == self.n_pairs
-        self._write(b"\0" * (-self._tokens.tell() % START.itemsize))  # so that all numbers lie at their multiples
+        self._write(b"\0" * (-self._tokens.tell() % START.itemsize))  # align the numbers that follow
         self._write_starts()
         for file in self._lengths:
             file.seek(0)
@@ -120,7 +121,7 @@ class StoreWriter:
 
 
 class Store:
-    """A split, read where it lies. Pair i costs the same for every i."""
+    """A memory-mapped split with constant-time access to each pair."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -137,11 +138,11 @@ class Store:
             dtype = np.dtype(header["dtype"])
             n_tokens = self.n_source_tokens + self.n_target_tokens
         except (KeyError, TypeError):
-            raise self._damaged("its header lacks something") from None
+            raise self._damaged("its header lacks a field") from None
         n_bytes = n_tokens * dtype.itemsize
         n_bytes += -n_bytes % START.itemsize
         if n_before != n_bytes + self.n_pairs * (START.itemsize + 2 * LENGTH.itemsize):
-            raise self._damaged("its size is not what its header says")
+            raise self._damaged("its size does not match its header")
         self.ids = np.frombuffer(self._data, dtype, n_tokens)
         self.start_N = np.frombuffer(self._data, START, self.n_pairs, n_bytes)
         n_bytes += self.start_N.nbytes
@@ -153,28 +154,28 @@ class Store:
         return int(self.n_pairs)
 
     def __getitem__(self, pair: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Ids of source and target."""
+        """The ids of source and target of a pair."""
         start = int(self.start_N[pair])
         middle = start + int(self.source_length_N[pair])
         return self.ids[start:middle], self.ids[middle : middle + int(self.target_length_N[pair])]
 
     def release(self) -> None:
-        """Lets go of the pages that were read, where they are many. They stay in the system's cache."""
-        if len(self._data) > LARGE and hasattr(mmap, "MADV_DONTNEED"):
+        """Release the resident pages of a large store. The system's cache keeps them."""
+        if len(self._data) > LARGE_STORE and hasattr(mmap, "MADV_DONTNEED"):
             self._data.madvise(mmap.MADV_DONTNEED)
 
     def verify(self) -> None:
-        """Reads all of it, some gigabyte a second, and refuses a file that is not what was written."""
+        """Check the checksum, at about one gigabyte per second."""
         header, n_before = self._header()
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for first in range(0, n_before, BLOCK):
-            found.update(self._data[first : min(first + BLOCK, n_before)])
-        if found.hexdigest() != header["sha256"]:
-            raise self._damaged("its checksum is not what its header says")
+            digest.update(self._data[first : min(first + BLOCK, n_before)])
+        if digest.hexdigest() != header["sha256"]:
+            raise self._damaged("its checksum does not match its header")
         self.release()
 
     def _header(self) -> tuple[dict[str, Any], int]:
-        """The header, and how many bytes stand before it."""
+        """The header, and the number of bytes before it."""
         size, tail = len(self._data), 8 + len(MAGIC)
         if size < tail or self._data[size - len(MAGIC) :] != MAGIC:
             raise self._damaged("its end is missing")
@@ -190,5 +191,5 @@ class Store:
             )
         return header, size - tail - n_header
 
-    def _damaged(self, why: str) -> DataError:
-        return DataError(f"{self.path} is damaged ({why}): run transduce prepare again")
+    def _damaged(self, reason: str) -> DataError:
+        return DataError(f"{self.path} is damaged ({reason}): run transduce prepare again")

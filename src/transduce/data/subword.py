@@ -1,6 +1,7 @@
-"""Text to ids and back: SentencePiece's BPE behind a small interface. Every text comes back exactly as it went in.
+"""Subwords: text to ids and back, with SentencePiece's BPE. Decoding restores every text exactly.
 
-Nothing is normalised, white space is kept, and what the vocabulary lacks is spelt in bytes: no text is unknown.
+Text is not normalised, white space is kept, and characters that the vocabulary lacks are spelt in bytes, so no text
+becomes unknown.
 """
 
 from __future__ import annotations
@@ -17,38 +18,38 @@ import sentencepiece
 from transduce.config import ModelConfig
 from transduce.errors import ConfigError, DataError, ModelFolderError
 
-# SentencePiece writes a space as U+2581, so that a real U+2581 would come back as a space. Two characters of private
-# use stand for it; the first of them also stands before itself, so that texts which hold them come back too.
+# SentencePiece writes a space as U+2581, so it would decode a real U+2581 as a space. Two private-use characters
+# replace it. The first of them is doubled where a text contains it, so that such texts are restored, too.
 ESCAPE, SPACE_MARK = "\ue000", "\u2581"
 ESCAPES = {ESCAPE: ESCAPE * 2, SPACE_MARK: ESCAPE + "\ue001"}
 UNESCAPES = {escaped: plain for plain, escaped in ESCAPES.items()}
 
 SUBWORDS = "subwords.model"
-"""The name of its file, in a model folder and among prepared data."""
-MOST_KINDS = 2_000_000
-"""When more words are known than this, in learning, the rarest are forgotten: memory is bounded."""
-LONGEST_TO_LEARN = 10_000
-"""Longer words, in characters, take no part in learning: they are no words, and one of 65,536 would end the process.
-They are encoded like any other."""
-LONGEST_WORD, MOST_WORDS = 30, 200_000
-"""Of the words whose ids are remembered, some 40 MB."""
+"""File name of the subword model, in a model folder and in a folder of prepared data."""
+MAX_COUNTED_WORDS = 2_000_000
+"""While words are counted for learning, the rarest are dropped if there are more distinct words. This limits memory."""
+MAX_LEARNT_WORD = 10_000
+"""Longer words, in characters, are ignored in learning: they are not real words, and SentencePiece ends the process at
+65,536 characters. They are encoded like any other word."""
+MAX_CACHED_WORD, MAX_CACHED_WORDS = 30, 200_000
+"""Length and number of the words whose ids are cached, which takes about 40 MB."""
 N_SPECIAL = 4 + 256
-"""Padding, start, end, unknown, and the bytes."""
+"""Padding, start, end, unknown, and 256 bytes."""
 
 
 class Subwords:
-    """A trained vocabulary. `model`, its bytes, is all there is to it: save those, compare those."""
+    """A trained vocabulary. `model` holds its bytes, which are all that is saved and compared."""
 
     def __init__(self, model: bytes) -> None:
         self.model = model
         try:
-            if not model:  # of no bytes SentencePiece makes a processor too, which then knows nothing
+            if not model:  # SentencePiece accepts zero bytes and makes an empty processor
                 raise RuntimeError
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
             raise ModelFolderError("the subword model cannot be read: copy the folder again") from None
-        # Merges cannot reach over a space when no piece does. Then words can be encoded one by one, and those of a text
-        # are mostly ones that it had before.
+        # If no piece contains a space after its first character, merges stay within words. Then words can be encoded
+        # one by one, and the ids of repeated words come from the cache.
         self._is_by_words = not any(SPACE_MARK in piece[1:] for piece in self.pieces(range(len(self))))
         self._words: dict[str, list[int]] = {}
 
@@ -56,9 +57,10 @@ class Subwords:
     def train(
         cls, lines: Iterable[str], vocab_size: int, languages: Sequence[str] = (), *, is_exact: bool = True
     ) -> Subwords:
-        """Learns `vocab_size` entries, the special ones and a tag for each language among them.
+        """Learn `vocab_size` entries, which include the special ones and a tag for each language.
 
-        Where the size is not exact, a text with less to learn gives fewer and one of more characters gives more.
+        If the size need not be exact, a text with too few distinct words gives fewer entries, and one with too many
+        distinct characters gives more.
         """
         smallest = N_SPECIAL + len(set(languages)) + 1
         if vocab_size < smallest:
@@ -70,12 +72,12 @@ class Subwords:
         try:
             return cls(_train(counts, vocab_size, tags, is_exact))
         except RuntimeError as error:
-            most, least = _bounds(str(error))
-            if most is None and least is None:
+            maximum, minimum = _bounds(str(error))
+            if maximum is None and minimum is None:
                 raise DataError("subwords cannot be learnt from this text: give text with letters in it") from None
-            if not is_exact and least is not None:  # a script of thousands of characters
-                return cls(_train(counts, least + vocab_size, tags, is_exact))
-            bound = f"allows at most {most}: lower it" if least is None else f"needs at least {least}: raise it"
+            if not is_exact and minimum is not None:  # a script of thousands of characters
+                return cls(_train(counts, minimum + vocab_size, tags, is_exact))
+            bound = f"allows at most {maximum}: lower it" if minimum is None else f"needs at least {minimum}: raise it"
             raise ConfigError(f"vocabulary size is {vocab_size}, this text {bound}") from None
 
     @classmethod
@@ -83,7 +85,7 @@ class Subwords:
         try:
             return cls(Path(path).read_bytes())
         except OSError as error:
-            raise ModelFolderError(f"{path} cannot be read ({error.strerror}): the folder is not whole") from None
+            raise ModelFolderError(f"{path} cannot be read ({error.strerror}): the folder is incomplete") from None
 
     def save(self, path: str | Path) -> None:
         Path(path).write_bytes(self.model)
@@ -100,63 +102,63 @@ class Subwords:
         return Subwords, (self.model,)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Without start and end marks, which belong to the batch."""
+        """Encode texts without start and end marks, which `make_batch` adds."""
         if not self._is_by_words:
             return self.encode_slowly(lines)
         rows: list[list[int]] = []
         for line in lines:
             row: list[int] = []
-            if line:  # no text is no words, and not one that is empty
+            if line:  # an empty text has no words, but split would give one
                 for word in _escape(line).split(" "):
                     row += self._words.get(word) or self._encode_word(word)
             rows.append(row)
         return rows
 
     def _encode_word(self, word: str) -> list[int]:
-        # An empty word stands between two spaces. Of one space SentencePiece makes two marks, and it is one of them.
+        # Between two spaces there is an empty word, which is one mark; SentencePiece encodes one space as two marks.
         ids: list[int] = self._processor.encode(word) if word else self._processor.encode(" ")[::2]
-        if len(word) <= LONGEST_WORD:
-            if len(self._words) >= MOST_WORDS:
+        if len(word) <= MAX_CACHED_WORD:
+            if len(self._words) >= MAX_CACHED_WORDS:
                 self._words.clear()
             self._words[word] = ids
         return ids
 
     def encode_slowly(self, lines: Sequence[str]) -> list[list[int]]:
-        """Line by line, as SentencePiece does it."""
+        """Encode whole lines with SentencePiece, without the cache."""
         rows: list[list[int]] = self._processor.encode([_escape(line) for line in lines], num_threads=1)
         return rows
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Special ids and tags have no text and leave none."""
+        """Decode ids to texts. Special ids and tags have no text."""
         unknown = self._processor.unk_id()  # SentencePiece would write it as a question mark
-        # Row by row: for several at once SentencePiece starts a thread, which takes thirty times as long as one row.
+        # Row by row: for several rows SentencePiece starts threads, which takes thirty times as long as one row.
         return [_unescape(self._processor.decode([i for i in row if i != unknown])) for row in rows]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """How each id is written, for people to look at."""
+        """The spelling of each id, for display."""
         pieces: list[str] = self._processor.id_to_piece(list(ids))
         return pieces
 
     def id_of(self, piece: str) -> int | None:
-        """None where there is no such piece."""
+        """The id of a piece, or None if there is no such piece."""
         i = int(self._processor.piece_to_id(piece))
         return None if i == self._processor.unk_id() else i
 
     def is_special(self, i: int) -> bool:
-        """Whether an id stands for no text: a mark, a tag, the unknown."""
+        """Whether an id has no text: a mark, a tag, or the unknown id."""
         return bool(self._processor.is_control(i) or self._processor.is_unknown(i))
 
     def languages(self) -> list[str]:
-        """Those that have a tag."""
+        """The languages that have a tag."""
         ids = [i for i in range(len(self)) if self._processor.is_control(i)]
         return [piece[2:-1] for piece in self.pieces(ids) if piece.startswith("<2")]
 
     def tag(self, language: str) -> int:
-        """The id that asks for a translation into `language`."""
+        """The id of the tag that selects `language` as the target language."""
         tag = self._processor.piece_to_id(_tag(language))
         if tag == self._processor.unk_id():
             known = self.languages()
-            remedy = f"choose from {', '.join(known)}" if known else "this model has one direction and takes no tag"
+            remedy = f"choose from {', '.join(known)}" if known else "this model has one direction and no tags"
             raise DataError(f"there is no tag for language {language!r}: {remedy}")
         return int(tag)
 
@@ -170,14 +172,14 @@ def _tag(language: str) -> str:
 
 
 def count_words(lines: Iterable[str]) -> Counter[str]:
-    """All that BPE learns from: it looks at each word once and minds how often it came."""
+    """Count words, the only input that learning needs: BPE processes each distinct word once, with its frequency."""
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line.split(" "))
-        if len(counts) > MOST_KINDS:
-            counts = Counter(dict(counts.most_common(MOST_KINDS // 2)))
-    # SentencePiece would read a tab, in the form below, as the end of the word. Tabs are spelt in bytes instead.
-    return Counter({w: n for w, n in counts.items() if w and "\t" not in w and len(w) <= LONGEST_TO_LEARN})
+        if len(counts) > MAX_COUNTED_WORDS:
+            counts = Counter(dict(counts.most_common(MAX_COUNTED_WORDS // 2)))
+    # In the TSV input of `_train` a tab would end the word, so words with tabs are not learnt.
+    return Counter({w: n for w, n in counts.items() if w and "\t" not in w and len(w) <= MAX_LEARNT_WORD})
 
 
 def _escape(text: str) -> str:
@@ -185,7 +187,9 @@ def _escape(text: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise DataError(f"a text holds half a surrogate pair at character {error.start + 1}: mend it") from None
+            raise DataError(
+                f"a text contains half a surrogate pair at character {error.start + 1}: correct it"
+            ) from None
     if ESCAPE not in text and SPACE_MARK not in text:
         return text
     return re.sub(f"[{ESCAPE}{SPACE_MARK}]", lambda match: ESCAPES[match[0]], text)
@@ -206,7 +210,7 @@ def _train(counts: Counter[str], vocab_size: int, tags: list[str], is_exact: boo
         model_type="bpe",
         vocab_size=vocab_size,
         hard_vocab_limit=is_exact,
-        control_symbols=tags,  # which have an id but no spelling: text that reads "<2de>" does not become the tag
+        control_symbols=tags,  # have an id but no spelling: the text "<2de>" does not become the tag
         pad_id=ids.pad_id,
         bos_id=ids.bos_id,
         eos_id=ids.eos_id,
@@ -214,20 +218,20 @@ def _train(counts: Counter[str], vocab_size: int, tags: list[str], is_exact: boo
         byte_fallback=True,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
-        max_sentence_length=8 * LONGEST_TO_LEARN,  # in bytes
-        num_threads=2,  # part of the model's bytes, so the same on every machine
+        max_sentence_length=8 * MAX_LEARNT_WORD,  # in bytes
+        num_threads=2,  # stored in the model's bytes, so it must be the same on every machine
         minloglevel=2,
     )
     return model.getvalue()
 
 
 def _bounds(message: str) -> tuple[int | None, int | None]:
-    """The most and the least entries that SentencePiece asks for when it refuses a size."""
-    most, least = re.search(r"value <= (\d+)", message), re.search(r"required_chars. \d+ vs (\d+)", message)
-    return (int(most[1]) if most else None), (int(least[1]) if least else None)
+    """The largest and the smallest vocabulary size that an error message of SentencePiece names."""
+    maximum, minimum = re.search(r"value <= (\d+)", message), re.search(r"required_chars. \d+ vs (\d+)", message)
+    return (int(maximum[1]) if maximum else None), (int(minimum[1]) if minimum else None)
 
 
 def vocab_size_for(n_pairs: int) -> int:
-    """How many entries so many pairs can teach. From a million and a half on it is the paper's number."""
+    """The vocabulary size for a corpus of this many pairs: the paper's from 1.5 million pairs on, smaller below."""
     table = [(10_000, 4000), (100_000, 8000), (500_000, 16_000), (1_500_000, 32_000)]
     return next((size for bound, size in table if n_pairs < bound), ModelConfig().source_vocab_size)

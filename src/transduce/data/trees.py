@@ -1,11 +1,12 @@
 """Constituency trees as sequences: section 6.3 of the paper, which follows "Grammar as a Foreign Language".
 
-The words are the source; the target is the tree without them, each bracket with its label and each word as XX:
+The source is the sentence. The target is the tree without the words: each bracket has its label, and XX stands for each
+word:
 
     (S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .))
     (S (NP XX )NP (VP XX (NP XX XX )NP )VP XX )S
 
-`repair` makes of any target whatever a tree over exactly the words of the source.
+`repair` turns any target sequence into a tree over exactly the words of the source.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from transduce.data.corpora import find_packed, read_lines, registry
 from transduce.errors import DataError
 
 ROOT = "TOP"
-"""Treebanks name the outermost bracket differently, or not at all. It says nothing, so no sequence has it."""
+"""Label of the outermost bracket. Treebanks use different labels or none, so the sequences omit this bracket."""
 WORD = "XX"
-DEEPEST = 150
-"""Trees of people stay far below. A limit, so that no output of a model can exhaust the stack."""
+MAX_DEPTH = 150
+"""Much deeper than trees in treebanks. The limit prevents a stack overflow from a model's output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A constituent, or a word under its part of speech."""
+    """A constituent, or a word with its part of speech as the label."""
 
     label: str
     children: tuple[Tree, ...] = ()
@@ -43,32 +44,32 @@ class Tree:
         return [leaf.word for leaf in self.leaves() if leaf.word is not None]
 
     def __str__(self) -> str:
-        """In brackets, on one line. Brackets among the words are written as the treebanks write them."""
+        """The tree in brackets, on one line. Brackets within words are written as -LRB- and -RRB-, as in treebanks."""
         if self.word is not None:
             return f"({self.label} {self.word.replace('(', '-LRB-').replace(')', '-RRB-')})"
         return f"({' '.join([self.label, *map(str, self.children)])})"
 
 
 def parse(text: str) -> Tree:
-    """One bracketed tree. A few words of the treebanks hold a space, or a no-break space: they stay one word."""
+    """Parse one bracketed tree. A few words in treebanks contain a space or a no-break space; they stay one word."""
     stack: list[tuple[str, list[Tree], list[str]]] = [("", [], [])]
     for match in re.finditer(r"\([ \t\r\n]*([^ \t\r\n()]*)|\)|([^ \t\r\n()]+)", text):
         opened, word = match[1], match[2]
-        place = f"at character {match.start() + 1}"
+        position = f"at character {match.start() + 1}"
         label, children, words = stack[-1]
         if word is not None:
             if not label or children:
-                raise DataError(f"word {word!r} {place} stands in no bracket of its own: write (TAG {word})")
+                raise DataError(f"word {word!r} {position} has no bracket around it: write (TAG {word})")
             words.append(word)
         elif opened is not None:
             if words:
-                raise DataError(f"a bracket opens {place} after the word {words[-1]!r}: write (TAG {words[-1]})")
-            if len(stack) > DEEPEST:
-                raise DataError(f"a tree is more than {DEEPEST} brackets deep {place}: leave it out")
+                raise DataError(f"a bracket opens {position} after the word {words[-1]!r}: write (TAG {words[-1]})")
+            if len(stack) > MAX_DEPTH:
+                raise DataError(f"a tree is more than {MAX_DEPTH} brackets deep {position}: leave it out")
             stack.append((opened, [], []))
         else:
             if len(stack) == 1:
-                raise DataError(f"a bracket closes {place} that was never opened: remove it")
+                raise DataError(f"a bracket closes {position} that was never opened: remove it")
             stack.pop()
             stack[-1][1].append(Tree(label, tuple(children), " ".join(words) or None))
     if len(stack) > 1:
@@ -79,7 +80,7 @@ def parse(text: str) -> Tree:
 
 
 def strip(tree: Tree) -> Tree:
-    """Without traces, functional tags, indices and the root's many names: what parsers are trained and scored on."""
+    """Remove traces, functional tags, indices and the root's label, as is usual for training and scoring parsers."""
     children = tree.children if tree.label in ("", "ROOT", ROOT) and tree.word is None else (tree,)
     kept = (_strip(child) for child in children)
     return Tree(ROOT, tuple(child for child in kept if child is not None))
@@ -88,7 +89,7 @@ def strip(tree: Tree) -> Tree:
 def _strip(tree: Tree) -> Tree | None:
     if tree.label == "-NONE-":
         return None
-    # "NP-SBJ-1" and "NP=2" are NP; "-LRB-" is a label that begins with the mark.
+    # "NP-SBJ-1" and "NP=2" become NP; the label "-LRB-" starts with a hyphen and stays.
     label = re.split(r"(?<=.)[-=|]", tree.label, maxsplit=1)[0] if not tree.label.startswith("-") else tree.label
     if tree.word is not None:
         return Tree(label, word=tree.word)
@@ -113,26 +114,27 @@ def _linearise(tree: Tree) -> Iterator[str]:
 
 
 def repair(tokens: Sequence[str], words: Sequence[str], tags: Sequence[str] | None = None) -> Tree:
-    """A tree over exactly `words`, whatever `tokens` are; of a sequence that is right, the tree it stands for.
+    """Build a tree over exactly `words` from any `tokens`. A correct sequence gives the tree that it describes.
 
-    A closing bracket closes the nearest open one of its label and all inside, or nothing. Words that the sequence
-    forgot go to the end, below the root; places for words that there are not are dropped, as are empty brackets.
+    A closing bracket closes the nearest open bracket of its label and all brackets inside it; without such an open
+    bracket it is ignored. Words without an XX are added at the end, below the root. Surplus XX and empty brackets are
+    dropped.
     """
     tags = [WORD] * len(words) if tags is None else tags
     leaves = iter([Tree(tag, word=word) for tag, word in zip(tags, words, strict=True)])
     stack: list[tuple[str, list[Tree]]] = [(ROOT, [])]
 
     def close() -> None:
-        label, inside = stack.pop()
-        if inside:
-            stack[-1][1].append(Tree(label, tuple(inside)))
+        label, children = stack.pop()
+        if children:
+            stack[-1][1].append(Tree(label, tuple(children)))
 
     for token in tokens:
         label = token[1:]
         if token == WORD:
             if (leaf := next(leaves, None)) is not None:
                 stack[-1][1].append(leaf)
-        elif token.startswith("(") and label and len(stack) < DEEPEST:
+        elif token.startswith("(") and label and len(stack) < MAX_DEPTH:
             stack.append((label, []))
         elif token.startswith(")") and any(label == open_label for open_label, _ in stack[1:]):
             while stack[-1][0] != label:
@@ -144,25 +146,25 @@ def repair(tokens: Sequence[str], words: Sequence[str], tags: Sequence[str] | No
 
 
 def read_trees(path: str | Path) -> Iterator[Tree]:
-    """The trees of a file, one a line, as they stand there; .gz and .xz are unpacked."""
+    """Yield the trees of a file, one per line, unchanged; .gz and .xz are decompressed."""
     for number, line in enumerate(read_lines(path), 1):
         try:
             yield parse(line.decode())
         except UnicodeDecodeError:
-            raise DataError(f"{path}, line {number}: is not valid UTF-8: mend the line") from None
+            raise DataError(f"{path}, line {number}: is not valid UTF-8: correct the line") from None
         except DataError as error:
             raise DataError(f"{path}, line {number}: {error}") from None
 
 
 def read_treebank(name: str, data_root: Path) -> Iterator[tuple[str, Tree]]:
-    """A treebank that we know: each tree with the document it is from, by which one splits, and not by the line."""
-    facts = {known: facts for known, facts in registry().items() if "trees" in facts["lines"]}.get(name)
-    if facts is None:
-        known = ", ".join(known for known, facts in registry().items() if "trees" in facts["lines"])
-        raise DataError(f"{name!r} is no treebank that has a name: choose from {known}")
+    """Yield each tree of a registered treebank with its document. Splits must be made by document, not by line."""
+    treebanks = {known: facts for known, facts in registry().items() if "trees" in facts["lines"]}
+    if name not in treebanks:
+        raise DataError(f"{name!r} is not a named treebank: choose from {', '.join(treebanks)}")
+    facts = treebanks[name]
     trees, documents = (find_packed(data_root / facts["files"].format(kind=k), facts["from"]) for k in ("mrg", "doc"))
     try:
         for document, tree in zip(read_lines(documents), read_trees(trees), strict=True):
             yield document.decode(), tree
     except ValueError:
-        raise DataError(f"{documents} and {trees} have not the same number of lines: copy them again") from None
+        raise DataError(f"{documents} and {trees} differ in their number of lines: copy them again") from None

@@ -1,7 +1,7 @@
 """The decoder one token at a time, in PyTorch on any device. Its slow twin is the model's `start` and `step`.
 
-Nothing of the past is copied when hypotheses change places (see `cells.py`), and weights lie in the order that products
-want, in int8 if asked for.
+When hypotheses change places, no key and no value is copied (see `cells.py`). Weights are stored in the layout that
+products use, optionally in int8.
 """
 
 # Axes: L layers, B sentences, K hypotheses of each, R = B K rows, H heads, X = B H, S source positions, C cells,
@@ -35,13 +35,13 @@ from transduce.model import ACTIVATIONS, Transformer
 from transduce.search.peaks import Peaks
 
 BLOCK = 512
-"""Tokens whose logits are computed together: for some hundred rows they stay in a core's cache."""
+"""Tokens whose logits are computed together: with a few hundred rows they stay in the cache of a core."""
 FEW_ROWS = 16
 """For this many rows or fewer, all logits are computed in one product."""
 
 
 def unsupported(config: ModelConfig) -> str | None:
-    """What this engine does not support in the configuration; None if it supports all of it."""
+    """Why this engine does not support the configuration; None if it does."""
     if config.norm == "pre":
         return "model.norm is pre"
     return "attention has a window" if config.attention_window is not None else None
@@ -79,7 +79,7 @@ class FeedForwardLayer(NamedTuple):
 
 
 def attend(query_XQK: Tensor, key_XKM: Tensor, value_XMU: Tensor, hidden_B1QM: Tensor) -> Tensor:
-    """Equation 1 for queries that are already divided by sqrt(d_k). `hidden`: 0 where a query may look, else -inf."""
+    """Equation 1 for queries that are already divided by sqrt(d_k). `hidden`: 0 for visible positions, else -inf."""
     score_XQM = torch.bmm(query_XQK, key_XKM)
     score_XQM.view(len(hidden_B1QM), -1, *score_XQM.shape[1:]).add_(hidden_B1QM)
     return torch.bmm(score_XQM.softmax(-1), value_XMU)

@@ -1,7 +1,6 @@
-"""What decoding remembers of the past, without copying it when hypotheses change places.
+"""The keys and values of past tokens, which are not copied when hypotheses change places.
 
-The keys and values of all hypotheses of a sentence lie in the cells of one cache, and each hypothesis knows which cells
-belong to its own past.
+All hypotheses of a sentence share the cells of one cache. A mask for each hypothesis says which cells are in its past.
 """
 
 # Axes: L layers, B sentences, K hypotheses of each, R = B K rows, H heads, S source positions, C cells, W the key and
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROOM = 8
-"""Steps that the cache grows by when it is full."""
+"""A full cache grows by the cells for this many steps."""
 LANES = 16
 """float32 values in one vector register. Softmax is several times slower over rows that do not fill whole registers."""
 
@@ -98,7 +97,7 @@ class Cells:
         return self.with_room(other.unseen_B11S.shape[3], other.hidden_BKC.shape[2])
 
     def with_room(self, n_source: int, n_cells: int) -> Cells:
-        """With room for at least so many positions and cells."""
+        """With room for at least this many positions and cells."""
         if n_source > self.unseen_B11S.shape[3]:
             self = replace(
                 self,
@@ -115,7 +114,7 @@ class Cells:
         return self
 
     def with_free_cells(self) -> tuple[Cells, Tensor]:
-        """A free cell for each hypothesis, cell_BK: the first ones there are."""
+        """The first free cells, one for each hypothesis: cell_BK. The state has more cells if it had too few."""
         n_kept, n_cells = self.hidden_BKC.shape[1:]
         if n_cells >= n_kept:
             cell_BK = self.free_cells()
@@ -130,11 +129,10 @@ class Cells:
         return torch.where(needed(self.hidden_BKC), n_cells, free_BC).topk(n_kept, largest=False).values
 
     def take(self, cell_BK: Tensor) -> None:
-        """Adds to each hypothesis's past its own new cell, and hides the new cells of the others."""
+        """Adds the new cell of each hypothesis to its past, and hides it from the other hypotheses."""
         n, n_kept = cell_BK.shape
-        identity_bias_KK = torch.eye(
-            n_kept, device=cell_BK.device, dtype=self.hidden_BKC.dtype
-        ).log()  # 0 on the diagonal, else -inf
+        # 0 on the diagonal, else -inf.
+        identity_bias_KK = torch.eye(n_kept, device=cell_BK.device, dtype=self.hidden_BKC.dtype).log()
         self.hidden_BKC.scatter_(2, cell_BK[:, None].expand(-1, n_kept, -1), identity_bias_KK.expand(n, -1, -1))
 
     def with_more_cells(self) -> Cells:
@@ -155,7 +153,7 @@ AXES = {
 
 
 def needed(hidden_BKC: Tensor) -> Tensor:
-    """Which cells are in the past of any hypothesis of the sentence, (B, C)."""
+    """Whether each cell is in the past of a hypothesis of its sentence: (B, C)."""
     return hidden_BKC.amax(1) == 0
 
 

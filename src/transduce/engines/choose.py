@@ -1,8 +1,9 @@
 """The one place that chooses the engine for a model on this machine.
 
-From fast to slow: `native` (compiled C, CPUs), `cached` (PyTorch, one cache for all hypotheses) and `model` (the
-model's own start and step). Each engine has one predicate, `unsupported`, that says what it does not support. The
-engine for GPUs that records its turns, `engines.cuda`, is not chosen yet: it must first be measured as the default.
+The engines, from fast to slow: `native` (compiled C, CPUs), `cached` (PyTorch, one cache for all hypotheses) and
+`model` (the methods `start` and `step` of the model). The function `unsupported` of an engine returns the reason why it
+cannot be used. `engines.cuda`, which records turns on a GPU, is never chosen yet: its speed as the default has not been
+measured.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Engine:
     name: Name
     precision: str
     reason: str
-    """Why this engine was chosen: what faster ones do not support, or that nothing stands against it."""
+    """Why this engine was chosen: what the faster engines do not support, or that there is no faster one."""
     is_fallback: bool
     """Whether a faster engine exists for this device, but not for this model or machine."""
 
@@ -44,7 +45,7 @@ class Engine:
 
 
 def choose_engine(model: Transformer, precision: Precision) -> Engine:
-    """Raises ConfigError if int8 was asked for and no engine for this model has it."""
+    """Raises ConfigError if int8 is requested and no engine supports it for this model."""
     parameter = next(model.parameters())
     dtype = str(parameter.dtype).removeprefix("torch.")
     if parameter.device.type != "cpu":

@@ -1,8 +1,8 @@
 """The weights of a model as faster engines use them, described without saying how products are computed.
 
 Matrices that share an input lie side by side, queries are already divided by sqrt(d_k), and the key and the value of
-one head are neighbours. Each layer is rearranged when it is asked for, so an engine that packs weights in its own way
-never holds a second copy of all of them.
+one head are adjacent. Layers are rearranged one at a time, so an engine that packs the weights never holds a second
+copy of all of them.
 """
 
 # Axes: D = d_model, N inputs and F outputs of a product, V vocabulary, T positions.
@@ -21,7 +21,7 @@ from transduce.model import AddAndNorm, Embedding, FeedForward, MemoryAttention,
 Precision = Literal["float32", "int8"]
 """The number format of products. Sums, normalisation and softmax are float32 in both."""
 KNOWN_POSITIONS = 256
-"""Sinusoids computed at first; the table grows when a longer text comes."""
+"""Sinusoids computed at first; the table grows for longer texts."""
 
 
 class Linear(NamedTuple):
@@ -46,7 +46,7 @@ class Norm(NamedTuple):
 
 class SelfAttentionWeights(NamedTuple):
     Q_KV: Linear
-    """Queries of all heads, then key and value of the first head, of the second, and so on."""
+    """Queries of all heads, then key and value of the first head, key and value of the second, and so on."""
     O: Linear  # noqa: E741
     norm: Norm
 
@@ -131,7 +131,7 @@ def decoder_weights(model: Transformer) -> Iterator[DecoderWeights]:
 
 
 def output_weights(model: Transformer) -> Linear:
-    """From the last layer to the logits."""
+    """The projection from the last layer to the logits."""
     return Linear(model.embedding.output_projection.detach().T, _detached(model.embedding.output_bias))
 
 
@@ -145,7 +145,7 @@ class Positions:
         self.sinusoid_TD = sinusoid(torch.arange(0), config.d_model)
 
     def table(self, side: Literal["source", "target"], n: int) -> Tensor:
-        """At least n rows; fewer if positions are learned and end before."""
+        """At least n rows; fewer if positions are learned and the table is shorter."""
         if (learned_TD := self.learned[side == "target"]) is not None:
             return learned_TD
         known_TD = self.sinusoid_TD  # read once: another thread may replace the table by a shorter one

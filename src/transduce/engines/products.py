@@ -37,12 +37,12 @@ class Product:
 
 
 class Int8Product(Product):
-    """The same in 8 bits. Each column of W and each row of x has its own scale, so a row never depends on the rows
-    beside it."""
+    """x W + b in 8 bits. Each column of W and each row of x has a scale, so the result of a row never depends on other
+    rows."""
 
     def __init__(self, weights: Linear) -> None:
         W_NF, self.scale_F = quantise_columns(weights.W_NF)
-        self.W_NF = W_NF.T.contiguous().T  # with few rows this order is faster
+        self.W_NF = W_NF.T.contiguous().T  # this memory layout is faster with few rows
         self.b_F = None if weights.b_F is None else weights.b_F.float()
 
     def prepare(self, x_RN: Tensor) -> Any:
@@ -81,5 +81,6 @@ def round_to_float16(x: Tensor) -> Tensor:
 
 
 ROUND_KEPT: dict[Precision, Callable[[Tensor], Tensor]] = {"float32": lambda x: x, "int8": round_to_float16}
-"""How keys and values are rounded before they are kept. With int8 products the compiled engine keeps them in float16,
-half the bytes, because those of many sentences do not fit into a core's caches; this engine keeps the same numbers."""
+"""The rounding of keys and values before they are stored. With int8 products the compiled engine stores them as
+float16, because in float32 the keys and values of many sentences do not fit into the caches of a core. `CachedStepper`
+stores the same numbers."""

@@ -1,4 +1,4 @@
-"""How good translations are: scores with their passports, and where the worst of them are."""
+"""Evaluates translations: scores, a passport that records how they were measured, and the worst lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from transduce import __version__
-from transduce.data.batches import make_batch, within_tokens
+from transduce.data.batches import batches_within_tokens, make_batch
 from transduce.data.corpora import read_lines
 from transduce.data.trees import Tree, parse
 from transduce.errors import DataError
@@ -35,7 +35,7 @@ from transduce.evaluation.metrics import (
     scores,
     sentence_scores,
 )
-from transduce.files import write_whole
+from transduce.files import write_atomically
 from transduce.model_folder.format import CARD
 from transduce.translation.result import Translation
 from transduce.translation.translator import Translator
@@ -54,11 +54,11 @@ class Line:
 
 
 class Loss(NamedTuple):
-    """Of one reference."""
+    """The loss of one reference, given its source."""
 
     total: float
     n_tokens: int
-    """Its end mark counted."""
+    """Includes the end mark."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class Evaluation:
     length_ratio: float
     exact_match: float
     perplexity: float | None
-    """Per token of the references, as the model's own subwords divide them. None where there is no model."""
+    """Per subword of the references. None if the translations come from a file."""
     n_without_perplexity: int
-    """Sentences longer than the model was trained on, which do not count for it."""
+    """Sentences longer than the model was trained on. The perplexity does not include them."""
     flags: dict[str, int]
-    """How many translations are less than they should be, and in what way."""
+    """The number of translations with each flag."""
     by_length: list[LengthGroup]
-    """By words of the source."""
+    """Grouped by the number of words in the source."""
     worst: list[Line]
     comparison: list[Comparison]
     lines: list[Line]
@@ -95,11 +95,11 @@ def evaluate(
     with_compound_split: bool = False,
     tokenise: str = "13a",
 ) -> Evaluation:
-    """`other`: translations of the same by someone else, to compare with. `perplexity`: as `perplexity_of` gives it."""
+    """`other`: translations of the same sources by another system. `perplexity`: the result of `perplexity_of`."""
     hypotheses = [translation.text for translation in translations]
-    found = scores(hypotheses, references, n_bootstrap, tokenise)
+    all_scores = scores(hypotheses, references, n_bootstrap, tokenise)
     if with_compound_split:
-        found.append(compound_split_bleu(hypotheses, references, n_bootstrap))
+        all_scores.append(compound_split_bleu(hypotheses, references, n_bootstrap))
     chrf, lengths = sentence_scores(hypotheses, references), [len(source.split()) for source in sources or []]
     lines = [
         Line(source, reference, translation.text, value, translation.flags)
@@ -109,7 +109,7 @@ def evaluate(
     ]
     return Evaluation(
         n_sentences=len(lines),
-        scores=found,
+        scores=all_scores,
         length_ratio=length_ratio(hypotheses, references, tokenise),
         exact_match=exact_match(hypotheses, references),
         perplexity=perplexity[0],
@@ -137,56 +137,46 @@ def evaluate_files(
     tokenise: str = "13a",
     progress: Callable[[str, int, int | None], None] = lambda stage, done, total: None,
 ) -> tuple[Evaluation, dict[str, Any]]:
-    """Of a model folder or a file of translations. The second part says what was scored, and how."""
+    """Evaluates a model folder or a file of translations, and returns a passport that records data and settings."""
     check_bootstrap(n_bootstrap)
     check_tokeniser(tokenise)
-    references = read_text(reference)
-    sources = read_text(source) if source is not None else None
-    if not references:
-        raise DataError(f"{reference} is empty: give a file of lines")
-    if source is not None and sources is not None:
-        check_same_number(source, sources, reference, references)
-
+    references = read_references(reference)
+    sources = None if source is None else read_sources(source, reference, references)
     loaded: dict[Path, Translator] = {}
 
     def translations_of(path: Path) -> list[Translation]:
         if not path.is_dir():
             lines = read_text(path)
-            check_same_number(path, lines, reference, references)
+            check_same_length(path, lines, reference, references)
             return [Translation(line, 0.0, 0.0) for line in lines]
         if sources is None:
-            raise DataError(f"{path} is a model, and there is nothing to translate: add --source FILE")
-        found = []
+            raise DataError(f"{path} is a model and needs sentences to translate: add --source FILE")
+        translations = []
         loaded[path] = load(path)
         for translation in loaded[path].stream(sources, to):
-            found.append(translation)
-            progress(f"translating by {path}", len(found), len(sources))
-        return found
+            translations.append(translation)
+            progress(f"translating with {path}", len(translations), len(sources))
+        return translations
 
-    # The one that is no model first: if it is wrong, better to hear of it before the long part.
+    # Read a file before translating with a model: errors in it should appear before the slow part.
     other = [t.text for t in translations_of(against)] if against is not None and not against.is_dir() else None
     translations = translations_of(model)
     if against is not None and other is None:
         other = [t.text for t in translations_of(against)]
     progress("scoring", 0, None)
-    names = [path.name if path is not None else None for path in (source, reference)]  # not where they lie here
     passport: dict[str, Any] = {
+        # Names without folders: the folders of this machine mean nothing to readers of the card.
         "model": model.name,
         "against": against.name if against else None,
         "to": to,
-        "files": names,
+        "files": [path.name if path is not None else None for path in (source, reference)],
         "source": sha256_of(sources) if sources is not None else None,
         "reference": sha256_of(references),
-        "decode": None,
-        "device": None,
-        "dtype": None,
+        **_search_passport(loaded.get(model)),
     }
     perplexity: tuple[float | None, int] = (None, 0)
     if (translator := loaded.get(model)) is not None and sources is not None:
         perplexity = perplexity_of(translator, sources, references, to)
-        dtype = next(translator.model.parameters()).dtype
-        named = str(dtype) if translator.precision == "float32" else translator.precision
-        passport |= {"decode": asdict(translator.settings), "device": str(translator.device), "dtype": named}
     evaluation = evaluate(
         sources,
         references,
@@ -200,6 +190,15 @@ def evaluate_files(
     return evaluation, passport
 
 
+def _search_passport(translator: Translator | None) -> dict[str, Any]:
+    """All None for translations from a file."""
+    if translator is None:
+        return {"decode": None, "device": None, "dtype": None}
+    dtype = next(translator.model.parameters()).dtype
+    dtype_name = str(dtype) if translator.precision == "float32" else translator.precision
+    return {"decode": asdict(translator.settings), "device": str(translator.device), "dtype": dtype_name}
+
+
 def evaluate_trees(predicted: Path, gold: Path) -> BracketScore:
     def read(path: Path) -> list[Tree]:
         trees = []
@@ -210,27 +209,39 @@ def evaluate_trees(predicted: Path, gold: Path) -> BracketScore:
                 raise DataError(f"{path}, line {number}: {error}") from None
         return trees
 
-    of_gold, of_predicted = read(gold), read(predicted)
-    check_same_number(predicted, of_predicted, gold, of_gold)
-    return bracket_f1(of_gold, of_predicted)
+    gold_trees, predicted_trees = read(gold), read(predicted)
+    check_same_length(predicted, predicted_trees, gold, gold_trees)
+    return bracket_f1(gold_trees, predicted_trees)
 
 
 def read_text(path: Path) -> list[str]:
-    """Lines as they are: the contract is that line i is line i."""
+    """All lines unchanged, blank ones too: line i of one file belongs to line i of the other."""
     lines = []
     for number, line in enumerate(read_lines(path), 1):
         try:
             lines.append(line.decode())
         except UnicodeDecodeError:
-            raise DataError(f"{path}, line {number}: is no UTF-8: mend the line") from None
+            raise DataError(f"{path}, line {number}: is not valid UTF-8: correct the line") from None
     return lines
 
 
-def check_same_number(one: Path, lines: Sequence[Any], other: Path, others: Sequence[Any]) -> None:
-    if len(lines) != len(others):
-        raise DataError(
-            f"{one} has {len(lines):,} lines, {other} has {len(others):,}: give files whose lines belong together"
-        )
+def read_references(reference: Path) -> list[str]:
+    references = read_text(reference)
+    if not references:
+        raise DataError(f"{reference} is empty: give a file with one sentence per line")
+    return references
+
+
+def read_sources(source: Path, reference: Path, references: Sequence[str]) -> list[str]:
+    sources = read_text(source)
+    check_same_length(source, sources, reference, references)
+    return sources
+
+
+def check_same_length(path: Path, lines: Sequence[Any], other_path: Path, other_lines: Sequence[Any]) -> None:
+    if len(lines) != len(other_lines):
+        counts = f"{path} has {len(lines):,} lines, {other_path} has {len(other_lines):,}"
+        raise DataError(f"{counts}: give files with corresponding lines")
 
 
 def sha256_of(lines: Sequence[str]) -> str:
@@ -240,21 +251,22 @@ def sha256_of(lines: Sequence[str]) -> str:
 def perplexity_of(
     translator: Translator, sources: Sequence[str], references: Sequence[str], to: str | None
 ) -> tuple[float | None, int]:
-    """Of the references, given the sources: e to the mean loss of a token, end marks counted, without smoothing.
+    """The perplexity of the references, given the sources, and the number of pairs that it excludes.
 
-    Pairs with a side longer than the model was trained on are left out; their number comes second.
+    It is e to the mean loss per token, with end marks and without label smoothing. Pairs with a side longer than the
+    model was trained on are excluded.
     """
-    losses = [loss for loss in losses_of(translator, sources, references, to) if loss is not None]
+    losses = [loss for loss in pair_losses(translator, sources, references, to) if loss is not None]
     n_tokens = sum(loss.n_tokens for loss in losses)
     mean = sum(loss.total for loss in losses) / max(n_tokens, 1)
     return (math.exp(min(mean, 700.0)) if n_tokens else None), len(sources) - len(losses)
 
 
 @torch.no_grad()
-def losses_of(
+def pair_losses(
     translator: Translator, sources: Sequence[str], references: Sequence[str], to: str | None
 ) -> list[Loss | None]:
-    """Of each pair; None where a side is longer than the model was trained on."""
+    """The loss of each pair; None if a side is longer than the model was trained on."""
     config, tag = translator.config.model, translator.tag_for(to)
     encoded = [translator.subwords.encode(side) for side in (sources, references)]
     longest_target = translator.longest_target
@@ -268,36 +280,36 @@ def losses_of(
     def length(pair: tuple[int, list[int], list[int]]) -> int:
         return max(len(pair[1]), len(pair[2])) + 1
 
-    found: list[Loss | None] = [None] * len(sources)
-    for some in within_tokens(sorted(pairs, key=length), length, BATCH_TOKENS):
-        batch = make_batch([(source, target) for _, source, target in some], config)
+    losses: list[Loss | None] = [None] * len(sources)
+    for items in batches_within_tokens(sorted(pairs, key=length), length, BATCH_TOKENS):
+        batch = make_batch([(source, target) for _, source, target in items], config)
         source_BS, target_in_BT, target_out_BT = (torch.from_numpy(ids).to(translator.device) for ids in batch[:3])
         logits_BTV = translator.model(source_BS, target_in_BT).logits_BTV.float()
         loss_BT = torch.nn.functional.cross_entropy(
             logits_BTV.flatten(0, 1), target_out_BT.flatten(), ignore_index=config.pad_id, reduction="none"
         ).view_as(target_out_BT)
-        for (row, _, target), total in zip(some, loss_BT.double().sum(1).tolist(), strict=True):
-            found[row] = Loss(total, len(target) + 1)
-    return found
+        for (row, _, target), total in zip(items, loss_BT.double().sum(1).tolist(), strict=True):
+            losses[row] = Loss(total, len(target) + 1)
+    return losses
 
 
 def add_to_card(folder: Path, evaluation: Evaluation, passport: dict[str, Any]) -> bool:
-    """False where the folder cannot be written, which is no fault of the scores."""
+    """Returns False if the folder is read-only: the scores are valid without the card."""
     path = folder / CARD
     try:
         card = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"scores": []}
-        known = [entry for entry in card["scores"] if not _is_same(entry["passport"], passport)]
+        kept = [entry for entry in card["scores"] if not _is_same_measurement(entry["passport"], passport)]
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        raise DataError(f"{path} cannot be read: remove it to begin another") from None
+        raise DataError(f"{path} is damaged: remove it, and the next evaluation writes a new one") from None
     when = datetime.now(UTC).isoformat(timespec="seconds")
     entry = {"passport": passport | {"when": when, "version": __version__}, **evaluation.to_json(with_lines=False)}
     try:
-        write_whole(path, json.dumps({"scores": [*known, entry]}, indent=2, ensure_ascii=False) + "\n")
+        write_atomically(path, json.dumps({"scores": [*kept, entry]}, indent=2, ensure_ascii=False) + "\n")
     except DataError:
         return False
     return True
 
 
-def _is_same(known: dict[str, Any], new: dict[str, Any]) -> bool:
-    """The same data by the same search: the older score gives way."""
-    return all(known.get(name) == new.get(name) for name in ("source", "reference", "to", "decode", "device", "dtype"))
+def _is_same_measurement(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether data and settings are equal, so that the new score replaces the old one."""
+    return all(old.get(name) == new.get(name) for name in ("source", "reference", "to", "decode", "device", "dtype"))

@@ -1,6 +1,6 @@
-"""How good translations and trees are: what sacrebleu and EVALB say of them, with all that affects a score beside it.
+"""Scores of translations and trees by the rules of sacrebleu and EVALB, each with a signature of all its settings.
 
-References are the lines of one file, or a list of such files' lines: many references for each sentence.
+References are the lines of one file, or a list with the lines of several files: several references for each sentence.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ LOWER_IS_BETTER = frozenset({TER})
 COMPOUND_SPLIT = "tokenised, compound-split BLEU"
 
 TOKENISERS = ("13a", "none", "char", "intl", "zh")
-"""Those of sacrebleu that need nothing more: "none" is for text that is tokenised already, "zh" for Chinese, "char" for
+"""The tokenisers of sacrebleu that need no other package: "none" is for tokenised text, "zh" for Chinese, "char" for
 Japanese and other scripts without spaces."""
 
 SEED = 12345
-"""Of samples that sacrebleu does not draw: its own."""
+"""The default seed of sacrebleu, used for the samples that we draw too."""
 TAIL = 40
-"""A 95 % interval leaves out one sample in so many at either end."""
+"""A 95 % interval excludes 1 / 40 of the samples at each end."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Score:
     value: float
     signature: str
     interval: tuple[float, float] | None
-    """Where 95 % of the bootstrap samples lie."""
+    """Contains 95 % of the bootstrap samples."""
 
     @property
     def lower_is_better(self) -> bool:
@@ -53,8 +53,8 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Resampled:
-    """A score, and the same on bootstrap samples of the sentences: of equally many sentences, the same samples."""
+class ResampledScore:
+    """A score of all sentences and of bootstrap samples. Scores of equally many sentences use the same samples."""
 
     name: str
     value: float
@@ -63,14 +63,14 @@ class Resampled:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Where 95 % of the samples lie."""
-        ordered, left_out = np.sort(self.samples), len(self.samples) // TAIL
-        return (float(ordered[left_out]), float(ordered[-1 - left_out])) if len(ordered) else None
+        """Contains 95 % of the samples."""
+        ordered, n_tail = np.sort(self.samples), len(self.samples) // TAIL
+        return (float(ordered[n_tail]), float(ordered[-1 - n_tail])) if len(ordered) else None
 
-    def less(self, other: Resampled) -> Resampled:
-        """How far this is above another, sample by sample: what is hard for both then widens no interval."""
+    def minus(self, other: ResampledScore) -> ResampledScore:
+        """The difference, sample by sample: sentences that are hard for both systems do not widen the interval."""
         assert self.signature == other.signature
-        return Resampled(self.name, self.value - other.value, self.samples - other.samples, self.signature)
+        return ResampledScore(self.name, self.value - other.value, self.samples - other.samples, self.signature)
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ class Comparison:
     system: float
     other: float
     difference: float
-    """`system` less `other`: of TER, above zero is worse."""
+    """`system` minus `other`. For TER, a positive difference is worse."""
     p_value: float
-    """How often chance alone gives such a difference, in either direction."""
+    """The probability of such a difference, in either direction, by chance alone."""
     signature: str
 
     @property
@@ -95,7 +95,7 @@ class Comparison:
 class LengthGroup:
     shortest: int
     longest: int | None
-    """Both inclusive; None: no bound."""
+    """Both bounds are inclusive. None: no upper bound."""
     n_sentences: int
     bleu: Score
     chrf: Score
@@ -103,63 +103,69 @@ class LengthGroup:
 
 @dataclass(frozen=True)
 class BracketScore:
-    """In percent, all but the counts."""
+    """All values except the counts are in percent."""
 
     precision: float
     recall: float
     f1: float
     complete_match: float
-    """Of the sentences that were scored."""
+    """The share of scored sentences whose brackets are all correct."""
     n_sentences: int
     n_skipped: int
-    """Of these, not scored: without words, or not the same words in both trees."""
+    """Sentences that are not scored: trees without words, or with different words."""
     signature: str = "brackets:labelled|rules:EVALB,COLLINS.prm|sums:corpus"
 
 
 def bleu(hypotheses: Sequence[str], references: References, n_bootstrap: int = 1000, tokenise: str = "13a") -> Score:
-    """As the command `sacrebleu` has it, which also warns of text that looks tokenised."""
+    """The same value as the command `sacrebleu`. Like the command, it warns if the text looks tokenised."""
     return _score(BLEU, _metric(BLEU, tokenise, force=False), hypotheses, references, n_bootstrap)
 
 
 def chrf(hypotheses: Sequence[str], references: References, n_bootstrap: int = 1000) -> Score:
-    """chrF++: character n-grams, and words and their pairs."""
+    """chrF++: n-grams of characters, and unigrams and bigrams of words."""
     return _score(CHRF, _metric(CHRF), hypotheses, references, n_bootstrap)
 
 
 def ter(hypotheses: Sequence[str], references: References, n_bootstrap: int = 1000) -> Score:
-    """Edits a word of the reference, in percent: 0 is best."""
+    """Translation edit rate: edits per word of the reference in percent. 0 is best."""
     return _score(TER, _metric(TER), hypotheses, references, n_bootstrap)
 
 
 def resampled(
     name: str, hypotheses: Sequence[str], references: References, n_bootstrap: int = 1000, tokenise: str = "13a"
-) -> Resampled:
-    """One of `NAMES`, to be compared with that of others."""
+) -> ResampledScore:
+    """The score `name` (one of `NAMES`) with its samples, to compare it with other systems."""
     return _resampled(name, _metric(name, tokenise), hypotheses, references, n_bootstrap)
 
 
-def resampled_mean(name: str, totals: Sequence[float], counts: Sequence[int], n_bootstrap: int = 1000) -> Resampled:
-    """The sum of all totals over the sum of all counts, such as loss per token."""
+def resampled_mean(
+    name: str, totals: Sequence[float], counts: Sequence[int], n_bootstrap: int = 1000
+) -> ResampledScore:
+    """The sum of all totals divided by the sum of all counts, such as the loss per token."""
     check_bootstrap(n_bootstrap)
     total_N, count_N = np.array(totals, dtype=np.float64), np.array(counts, dtype=np.float64)
     rows_XN = np.random.default_rng(SEED).choice(len(total_N), size=(n_bootstrap, len(total_N)))
     samples_X = total_N[rows_XN].sum(1) / count_N[rows_XN].sum(1)
     signature = f"bs:{n_bootstrap}|seed:{SEED}" if n_bootstrap else ""
-    return Resampled(name, float(total_N.sum() / count_N.sum()), samples_X, signature)
+    return ResampledScore(name, float(total_N.sum() / count_N.sum()), samples_X, signature)
 
 
 def scores(
     hypotheses: Sequence[str], references: References, n_bootstrap: int = 1000, tokenise: str = "13a"
 ) -> list[Score]:
-    """`tokenise`: for BLEU, one of `TOKENISERS`."""
-    own = bleu(hypotheses, references, n_bootstrap, tokenise)
-    return [own, *(metric(hypotheses, references, n_bootstrap) for metric in (chrf, ter))]
+    """BLEU, chrF++ and TER. `tokenise` (one of `TOKENISERS`) applies to BLEU only."""
+    return [
+        bleu(hypotheses, references, n_bootstrap, tokenise),
+        chrf(hypotheses, references, n_bootstrap),
+        ter(hypotheses, references, n_bootstrap),
+    ]
 
 
 def compound_split_bleu(hypotheses: Sequence[str], references: References, n_bootstrap: int = 1000) -> Score:
-    """What papers on En-De reported before sacrebleu. For comparison with those alone: it is not their tokeniser.
+    """BLEU as papers on English-German reported it before sacrebleu. Use it only to compare with those papers.
 
-    They took Moses', which we do not depend on; 13a comes nearest, since it too leaves hyphens between letters.
+    It is an approximation: they used the tokeniser of Moses, which is not a dependency of this package. 13a is the most
+    similar one, since it also keeps hyphens between letters.
     """
     from sacrebleu.metrics.bleu import BLEU as Bleu
 
@@ -175,10 +181,10 @@ def compound_split_bleu(hypotheses: Sequence[str], references: References, n_boo
 
 
 def split_compounds(line: str) -> str:
-    """As tensor2tensor's get_ende_bleu.sh: "rich-text" becomes "rich ##AT##-##AT## text".
+    """The same as get_ende_bleu.sh of tensor2tensor: "rich-text" becomes "rich ##AT##-##AT## text".
 
-    A match takes the characters at its sides, so that the second hyphen of "a-b-c" stays. It takes them as bytes, as
-    Perl read them: "a-ä-c" is split twice.
+    A match consumes one byte on each side, as in Perl. The second hyphen of "a-b-c" therefore stays, but "a-ä-c" is
+    split twice.
     """
     return re.sub(rb"(\S)-(\S)", rb"\1 ##AT##-##AT## \2", line.encode()).decode()
 
@@ -191,7 +197,7 @@ def paired(
     names: Sequence[str] = NAMES,
     tokenise: str = "13a",
 ) -> list[Comparison]:
-    """Whether two systems differ by more than chance: paired bootstrap resampling."""
+    """Tests by paired bootstrap resampling whether two systems differ by more than chance."""
     if n_samples < 1:
         raise ConfigError(f"n_samples must be at least 1, got {n_samples}: 1000 is usual")
     sets = _reference_sets(system, references)
@@ -208,33 +214,38 @@ def _compare(
     systems = [("other", other), ("system", system)]
     test = PairedTest(systems, {name: metric}, sets, test_type="bs", n_samples=n_samples, n_jobs=1)
     signatures, columns = test()
-    _, (theirs, ours) = columns.values()
+    _, (other_result, system_result) = columns.values()
     (signature,) = signatures.values()
-    assert isinstance(ours, Result)
-    assert isinstance(theirs, Result)
-    assert ours.p_value is not None
-    difference, p_value = float(ours.score - theirs.score), ours.p_value
+    assert isinstance(system_result, Result)
+    assert isinstance(other_result, Result)
+    assert system_result.p_value is not None
+    difference, p_value = float(system_result.score - other_result.score), system_result.p_value
     if difference == 0 and p_value <= 1 / (n_samples + 1):
-        p_value = 1.0  # Not as sacrebleu, by which a system differs from itself with the least p-value there is.
-    return Comparison(name, float(ours.score), float(theirs.score), difference, p_value, str(signature))
+        p_value = 1.0  # Not as in sacrebleu, which gives the smallest possible p-value to two equal systems.
+    return Comparison(name, float(system_result.score), float(other_result.score), difference, p_value, str(signature))
 
 
 def sentence_scores(hypotheses: Sequence[str], references: References) -> list[float]:
-    """chrF++ of each sentence. BLEU of a sentence is mostly zero, or smoothing."""
+    """chrF++ of each sentence. Not BLEU: without smoothing it would be zero for most sentences."""
     sets = _reference_sets(hypotheses, references)
     metric = _metric(CHRF)
-    return [float(metric.sentence_score(line, own).score) for line, *own in zip(hypotheses, *sets, strict=True)]
+    rows = zip(hypotheses, *sets, strict=True)
+    return [float(metric.sentence_score(hypothesis, row_references).score) for hypothesis, *row_references in rows]
 
 
 def exact_match(hypotheses: Sequence[str], references: References) -> float:
-    """The share of translations that are a reference, but for blanks around it."""
+    """The share of translations that equal a reference, apart from white space at both ends."""
     sets = _reference_sets(hypotheses, references)
     rows = zip(hypotheses, *sets, strict=True)
-    return sum(line.strip() in [text.strip() for text in own] for line, *own in rows) / len(hypotheses)
+    n_equal = sum(
+        hypothesis.strip() in [reference.strip() for reference in row_references]
+        for hypothesis, *row_references in rows
+    )
+    return n_equal / len(hypotheses)
 
 
 def length_ratio(hypotheses: Sequence[str], references: References, tokenise: str = "13a") -> float:
-    """Tokens of the translations to tokens of the references, as BLEU counts them for its brevity penalty."""
+    """The number of tokens in translations divided by that in references, as in the brevity penalty of BLEU."""
     result = _metric(BLEU, tokenise).corpus_score(hypotheses, _reference_sets(hypotheses, references))
     if not result.ref_len:
         raise DataError(f"{len(hypotheses)} references have 0 words: give references with text")
@@ -248,25 +259,29 @@ def by_length(
     bounds: Sequence[int] = (10, 20, 30, 50),
     tokenise: str = "13a",
 ) -> list[LengthGroup]:
-    """Scores of the sentences up to each bound and beyond the last. Groups without sentences are left out."""
+    """Scores of groups of sentences: up to each bound, and beyond the last. Omits groups without sentences."""
     sets = _reference_sets(hypotheses, references)
     if len(lengths) != len(hypotheses):
-        raise DataError(f"there are {len(hypotheses)} translations and {len(lengths)} lengths: give one for each")
+        raise DataError(
+            f"there are {len(hypotheses)} translations and {len(lengths)} lengths: give one length per translation"
+        )
     if list(bounds) != sorted(set(bounds)) or min(bounds, default=0) < 0:
-        raise ConfigError(f"bounds of lengths must rise from 0 or more, got {tuple(bounds)}: sort them")
+        raise ConfigError(f"bounds of lengths must be at least 0 and increase, got {tuple(bounds)}: sort them")
     groups, shortest = list[LengthGroup](), 0
     for longest in (*bounds, None):
         rows = [row for row, n in enumerate(lengths) if shortest <= n and (longest is None or n <= longest)]
         if rows:
-            lines, own = [hypotheses[row] for row in rows], [[lines[row] for row in rows] for lines in sets]
-            score_bleu = _score(BLEU, _metric(BLEU, tokenise), lines, own, n_bootstrap=0)
-            groups.append(LengthGroup(shortest, longest, len(rows), score_bleu, chrf(lines, own, n_bootstrap=0)))
+            group_hypotheses = [hypotheses[row] for row in rows]
+            group_references = [[lines[row] for row in rows] for lines in sets]
+            group_bleu = _score(BLEU, _metric(BLEU, tokenise), group_hypotheses, group_references, n_bootstrap=0)
+            group_chrf = chrf(group_hypotheses, group_references, n_bootstrap=0)
+            groups.append(LengthGroup(shortest, longest, len(rows), group_bleu, group_chrf))
         shortest = 0 if longest is None else longest + 1
     return groups
 
 
 def _metric(name: str, tokenise: str = "13a", force: bool = True) -> Metric:
-    """Imported when used: sacrebleu takes a moment."""
+    # Imported here: importing sacrebleu takes time, and few commands need it.
     from sacrebleu.metrics.bleu import BLEU as Bleu
     from sacrebleu.metrics.chrf import CHRF as Chrf
     from sacrebleu.metrics.ter import TER as Ter
@@ -278,7 +293,7 @@ def _metric(name: str, tokenise: str = "13a", force: bool = True) -> Metric:
         return Chrf(word_order=2)
     if name == TER:
         return Ter()
-    raise ConfigError(f"{name!r} is no metric that we know: choose from {', '.join(NAMES)}")
+    raise ConfigError(f"there is no metric {name!r}: choose from {', '.join(NAMES)}")
 
 
 def check_tokeniser(tokenise: str) -> None:
@@ -288,34 +303,32 @@ def check_tokeniser(tokenise: str) -> None:
 
 def check_bootstrap(n_bootstrap: int) -> None:
     if n_bootstrap != 0 and n_bootstrap < TAIL:
-        raise ConfigError(
-            f"n_bootstrap must be 0, for no interval, or at least {TAIL}, got {n_bootstrap}: 1000 is usual"
-        )
+        raise ConfigError(f"n_bootstrap must be 0 (no interval) or at least {TAIL}, got {n_bootstrap}: 1000 is usual")
 
 
 def _score(name: str, metric: Metric, hypotheses: Sequence[str], references: References, n_bootstrap: int) -> Score:
-    found = _resampled(name, metric, hypotheses, references, n_bootstrap)
-    return Score(name, found.value, found.signature, found.interval)
+    score = _resampled(name, metric, hypotheses, references, n_bootstrap)
+    return Score(name, score.value, score.signature, score.interval)
 
 
 def _resampled(
     name: str, metric: Metric, hypotheses: Sequence[str], references: References, n_bootstrap: int
-) -> Resampled:
-    """Price of the samples: memory for n_bootstrap times all statistics, 300 MB for chrF++ of 3000 sentences."""
+) -> ResampledScore:
+    """The samples need memory for n_bootstrap times all statistics: 300 MB for chrF++ of 3000 sentences."""
     from sacrebleu.significance import _bootstrap_resample
 
     check_bootstrap(n_bootstrap)
-    # The steps of `corpus_score`, which keeps of its samples only their mean and half the interval.
+    # The steps of `corpus_score`, which itself returns only the mean of its samples and half the interval.
     stats = metric._extract_corpus_statistics(hypotheses, _reference_sets(hypotheses, references))
     value, samples = float(metric._aggregate_and_compute(stats).score), list[Any]()
     if n_bootstrap:
         metric.n_bootstrap = n_bootstrap
         metric.seed, samples = _bootstrap_resample(stats, metric, n_bootstrap)
-    return Resampled(name, value, np.array([one.score for one in samples]), str(metric.get_signature()))
+    return ResampledScore(name, value, np.array([sample.score for sample in samples]), str(metric.get_signature()))
 
 
 def _reference_sets(hypotheses: Sequence[str], references: References) -> list[Sequence[str]]:
-    """One list of lines for each file of references, each as long as the translations."""
+    """One list of lines per file of references. Raises if a list is not as long as the translations."""
     assert not isinstance(hypotheses, str), "a list of lines"
     assert not isinstance(references, str), "a list of lines"
     if not len(hypotheses):
@@ -324,8 +337,8 @@ def _reference_sets(hypotheses: Sequence[str], references: References) -> list[S
     sets: list[Any] = list(references) if several else [references]
     for lines in sets:
         if len(lines) != len(hypotheses):
-            have = f"there are {len(hypotheses)} translations and {len(lines)} references"
-            raise DataError(f"{have}: give files of the same lines")
+            counts = f"there are {len(hypotheses)} translations and {len(lines)} references"
+            raise DataError(f"{counts}: give files with the same number of lines")
     return sets
 
 
@@ -334,12 +347,13 @@ SAME = {"PRT": "ADVP"}
 
 
 def bracket_f1(gold: Sequence[Tree], predicted: Sequence[Tree]) -> BracketScore:
-    """Labelled brackets that both trees have, by the rules of EVALB under COLLINS.prm.
+    """Precision, recall and F1 of labelled brackets, by the rules of EVALB with COLLINS.prm.
 
-    Punctuation is known by its tag, in either tree: give `repair` the tags. Only TOP is a root: `strip` first.
+    The tag of a word in its tree decides whether it is punctuation: give the tags to `repair`. Only TOP is ignored as a
+    root: remove other roots with `strip` first.
     """
     if not gold or len(gold) != len(predicted):
-        raise DataError(f"there are {len(predicted)} trees and {len(gold)} gold trees: give one for each sentence")
+        raise DataError(f"there are {len(predicted)} trees and {len(gold)} gold trees: give one per sentence in each")
     n_gold = n_predicted = n_matched = n_complete = n_skipped = 0
     for gold_tree, predicted_tree in zip(gold, predicted, strict=True):
         gold_words, gold_brackets = _brackets(gold_tree)
@@ -354,7 +368,7 @@ def bracket_f1(gold: Sequence[Tree], predicted: Sequence[Tree]) -> BracketScore:
     n_scored = len(gold) - n_skipped
     if not n_scored:
         raise DataError(
-            f"of {len(gold)} sentences no two trees have the same words: give trees with the treebank's tags"
+            f"none of {len(gold)} sentences has the same words in both trees: give trees with the tags of the treebank"
         )
     return BracketScore(
         precision=100 * n_matched / n_predicted if n_predicted else 0.0,
@@ -367,7 +381,7 @@ def bracket_f1(gold: Sequence[Tree], predicted: Sequence[Tree]) -> BracketScore:
 
 
 def _brackets(tree: Tree) -> tuple[list[str], Counter[tuple[str, int, int]]]:
-    """The words that count, and the brackets over at least one of them. A word's tag is no bracket."""
+    """The words except punctuation and traces, and the brackets over at least one of them. Tags are not brackets."""
     words, brackets = list[str](), Counter[tuple[str, int, int]]()
 
     def visit(node: Tree) -> None:
@@ -378,7 +392,7 @@ def _brackets(tree: Tree) -> tuple[list[str], Counter[tuple[str, int, int]]]:
         start = len(words)
         for child in node.children:
             visit(child)
-        label = re.split("[-=]", node.label, maxsplit=1)[0]  # EVALB's modify_label: brackets alone, tags stay whole
+        label = re.split("[-=]", node.label, maxsplit=1)[0]  # as EVALB's modify_label: brackets only, not tags
         if len(words) > start and label not in DELETED:
             brackets[SAME.get(label, label), start, len(words)] += 1
 

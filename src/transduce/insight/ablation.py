@@ -1,7 +1,7 @@
-"""What each part of a model is worth: it is taken out, nothing is trained again, and the scores tell.
+"""Measures what each part of a model contributes: removes the part without retraining and scores the translations.
 
-A head is taken out by zeros in its rows of W_O, an attention by zeros in all of W_O and its bias, a layer by leaving it
-out of its stack. The model itself stays as it is; what stays the same is shared with it.
+A head is removed by zeroing its rows of W_O, an attention by zeroing all of W_O and its bias, a layer by deleting it
+from its stack. The original model does not change; the reduced model shares all unchanged weights with it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from torch import nn
 
 from transduce import __version__
 from transduce.config import ModelConfig
-from transduce.errors import DataError
-from transduce.evaluation.evaluate import check_same_number, losses_of, read_text, sha256_of
-from transduce.evaluation.metrics import BLEU, CHRF, Resampled, check_bootstrap, resampled, resampled_mean
+from transduce.evaluation.evaluate import pair_losses, read_references, read_sources, sha256_of
+from transduce.evaluation.metrics import BLEU, CHRF, ResampledScore, check_bootstrap, resampled, resampled_mean
 from transduce.model import Transformer
 from transduce.translation.translator import Translator
 
@@ -43,39 +42,39 @@ class Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For people, who count from 1."""
+        """The name in tables. Layers and heads are counted from 1."""
         attention = "" if self.attention is None else f", {self.attention.replace('_', '-')}"
         head = "" if self.head is None else f", head {self.head + 1}"
         return f"{self.stack} layer {self.layer + 1}{attention}{head}".replace("memory-", "memory ")
 
 
-def parts_of(config: ModelConfig) -> list[Part]:
-    """Each head, each attention, each layer; but no stack is left without any layer."""
-    found = []
+def removable_parts(config: ModelConfig) -> list[Part]:
+    """Each head, each attention and each layer. The only layer of a stack is not removable."""
+    parts = []
     for stack, n_layers in _stacks(config):
         for layer in range(n_layers):
             for attention in ATTENTIONS[stack]:
-                found += [Part(stack, layer, attention, head) for head in range(config.n_heads)]
-                found.append(Part(stack, layer, attention))
+                parts += [Part(stack, layer, attention, head) for head in range(config.n_heads)]
+                parts.append(Part(stack, layer, attention))
             if n_layers > 1:
-                found.append(Part(stack, layer))
-    return found
+                parts.append(Part(stack, layer))
+    return parts
 
 
 def _stacks(config: ModelConfig) -> tuple[tuple[Stack, int], ...]:
     return ("encoder", config.n_encoder_layers), ("decoder", config.n_decoder_layers)
 
 
-def without(model: Transformer, part: Part) -> Transformer:
-    """Another model that lacks the part. It shares all other weights, so neither may be trained."""
-    # deepcopy takes what is in its memo for copied already.
-    found = copy.deepcopy(model, {id(W): W for W in model.parameters()})
-    layers: Any = getattr(found, part.stack)
+def without_part(model: Transformer, part: Part) -> Transformer:
+    """A copy of the model that lacks the part. Both share all other weights, so neither may be trained."""
+    # deepcopy does not copy objects that are in its memo, so the weights are shared.
+    reduced = copy.deepcopy(model, {id(W): W for W in model.parameters()})
+    layers: Any = getattr(reduced, part.stack)
     if part.attention is None:
         del layers[part.layer]
-        fewer: dict[str, Any] = {f"n_{part.stack}_layers": len(layers)}
-        found.config = replace(model.config, **fewer)
-        return found
+        n_layers: dict[str, Any] = {f"n_{part.stack}_layers": len(layers)}
+        reduced.config = replace(model.config, **n_layers)
+        return reduced
     W_O = getattr(layers[part.layer], part.attention).W_O
     W, d_v = W_O.W.detach().clone(), model.config.d_v
     if part.head is None:
@@ -84,19 +83,19 @@ def without(model: Transformer, part: Part) -> Transformer:
     else:
         W[part.head * d_v : (part.head + 1) * d_v] = 0
     W_O.W = nn.Parameter(W, requires_grad=False)
-    return found
+    return reduced
 
 
 class Change(NamedTuple):
-    """Of a score when a part is taken out: of BLEU and chrF++ below zero is worse, of the loss above."""
+    """The change of a score after removing a part. Worse is below zero for BLEU and chrF++, above zero for the loss."""
 
     value: float
     interval: tuple[float, float] | None
-    """Where 95 % of the paired bootstrap samples lie."""
+    """Contains 95 % of the paired bootstrap samples."""
 
     @property
-    def is_sure(self) -> bool:
-        """Whether the interval leaves out zero."""
+    def is_significant(self) -> bool:
+        """Whether the interval excludes zero."""
         return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
 
@@ -109,9 +108,9 @@ class Removal(NamedTuple):
 class Ablation:
     n_sentences: int
     n_without_loss: int
-    """Pairs longer than the model was trained on, which do not count for it."""
-    whole: dict[str, Resampled]
-    """Scores of the model with all its parts."""
+    """Pairs longer than the model was trained on. The loss does not include them."""
+    whole: dict[str, ResampledScore]
+    """Scores of the complete model."""
     removals: list[Removal]
     seconds: float
 
@@ -121,7 +120,7 @@ class Ablation:
             for name, score in self.whole.items()
         }
         parts = [
-            {**part._asdict(), "changes": {name: one._asdict() for name, one in changes.items()}}
+            {**part._asdict(), "changes": {name: change._asdict() for name, change in changes.items()}}
             for part, changes in self.removals
         ]
         return {
@@ -142,48 +141,49 @@ def ablate(
     n_bootstrap: int = 1000,
     progress: Callable[[str, int, int | None], None] = lambda stage, done, total: None,
 ) -> Ablation:
-    """Translates all sources once for each part, and scores what comes of it."""
+    """Translates and scores all sources with the complete model, then once more for each removed part."""
     check_bootstrap(n_bootstrap)
-    began, parts = time.monotonic(), parts_of(translator.config.model)
+    began, parts = time.monotonic(), removable_parts(translator.config.model)
 
-    def told(done: int) -> None:
-        progress("taking out one part after another", done, len(parts) + 1)
+    def report(n_done: int) -> None:
+        progress("removing one part at a time", n_done, len(parts) + 1)
 
-    told(0)
+    report(0)
     whole, n_without_loss = _scores(translator, sources, references, to, n_bootstrap)
     removals = []
-    for n, part in enumerate(parts, 1):
-        told(n)
-        rest = _translator_of(without(translator.model, part), translator)
-        scores, _ = _scores(rest, sources, references, to, n_bootstrap)
-        less = {name: score.less(whole[name]) for name, score in scores.items()}
-        removals.append(Removal(part, {name: Change(one.value, one.interval) for name, one in less.items()}))
-    told(len(parts) + 1)
+    for n_done, part in enumerate(parts, 1):
+        report(n_done)
+        reduced = _with_model(without_part(translator.model, part), translator)
+        scores, _ = _scores(reduced, sources, references, to, n_bootstrap)
+        differences = {name: score.minus(whole[name]) for name, score in scores.items()}
+        changes = {name: Change(difference.value, difference.interval) for name, difference in differences.items()}
+        removals.append(Removal(part, changes))
+    report(len(parts) + 1)
     return Ablation(len(sources), n_without_loss, whole, removals, time.monotonic() - began)
 
 
 def _scores(
     translator: Translator, sources: Sequence[str], references: Sequence[str], to: str | None, n_bootstrap: int
-) -> tuple[dict[str, Resampled], int]:
-    """And how many pairs do not count for the loss."""
+) -> tuple[dict[str, ResampledScore], int]:
+    """The scores by name, and the number of pairs that have no loss."""
     hypotheses = [translation.text for translation in translator.translate(sources, to)]
-    found = {name: resampled(name, hypotheses, references, n_bootstrap) for name in (BLEU, CHRF)}
-    losses = [loss for loss in losses_of(translator, sources, references, to) if loss is not None]
+    scores = {name: resampled(name, hypotheses, references, n_bootstrap) for name in (BLEU, CHRF)}
+    losses = [loss for loss in pair_losses(translator, sources, references, to) if loss is not None]
     if losses:
         totals, counts = zip(*losses, strict=True)
-        found[LOSS] = resampled_mean(LOSS, totals, counts, n_bootstrap)
-    return found, len(sources) - len(losses)
+        scores[LOSS] = resampled_mean(LOSS, totals, counts, n_bootstrap)
+    return scores, len(sources) - len(losses)
 
 
-def _translator_of(model: Transformer, like: Translator) -> Translator:
+def _with_model(model: Transformer, translator: Translator) -> Translator:
     return Translator(
         model,
-        replace(like.config, model=model.config),
-        like.subwords,
-        like.origin,
-        settings=like.settings,
-        batch_size=like.batch_size,
-        precision=like.precision,
+        replace(translator.config, model=model.config),
+        translator.subwords,
+        translator.origin,
+        settings=translator.settings,
+        batch_size=translator.batch_size,
+        precision=translator.precision,
     )
 
 
@@ -197,13 +197,11 @@ def ablate_files(
     n_bootstrap: int = 1000,
     progress: Callable[[str, int, int | None], None] = lambda stage, done, total: None,
 ) -> tuple[Ablation, dict[str, Any]]:
-    """On the first so many lines of two files. The second part says what was measured, and how."""
-    sources, references = read_text(source), read_text(reference)
-    if not references:
-        raise DataError(f"{reference} is empty: give a file of lines")
-    check_same_number(source, sources, reference, references)
+    """Ablation on the first `n_sentences` lines of two files, and a passport that records the data and settings."""
+    references = read_references(reference)
+    sources = read_sources(source, reference, references)
     sources, references = sources[:n_sentences], references[:n_sentences]
-    found = ablate(translator, sources, references, to=to, n_bootstrap=n_bootstrap, progress=progress)
+    ablation = ablate(translator, sources, references, to=to, n_bootstrap=n_bootstrap, progress=progress)
     passport = {
         "files": [source.name, reference.name],
         "source": sha256_of(sources),
@@ -214,11 +212,11 @@ def ablate_files(
         "n_threads": torch.get_num_threads(),
         "version": __version__,
     }
-    return found, passport
+    return ablation, passport
 
 
 class Grid(NamedTuple):
-    """Removals as rows of layers and columns of heads, for people to look at. None: there is no such part."""
+    """Parts as a table: one row per layer, one column per head. None: the part does not exist."""
 
     title: str
     rows: list[str]
@@ -227,10 +225,10 @@ class Grid(NamedTuple):
 
 
 def grids(config: ModelConfig) -> list[Grid]:
-    known, found = set(parts_of(config)), []
+    removable, tables = set(removable_parts(config)), []
 
     def cell(part: Part) -> Part | None:
-        return part if part in known else None
+        return part if part in removable else None
 
     for stack, n_layers in _stacks(config):
         heads: list[int | None] = [*range(config.n_heads), None]
@@ -239,9 +237,9 @@ def grids(config: ModelConfig) -> list[Grid]:
         for attention in ATTENTIONS[stack]:
             title = "memory attention" if attention == "memory_attention" else f"{stack} self-attention"
             parts = [[cell(Part(stack, layer, attention, head)) for head in heads] for layer in range(n_layers)]
-            found.append(Grid(title, rows, columns, parts))
-    n_most = max(n for _, n in _stacks(config))
-    layers = [[cell(Part(stack, layer)) for stack, _ in _stacks(config)] for layer in range(n_most)]
-    rows = [f"layer {layer + 1}" for layer in range(n_most)]
-    found.append(Grid("whole layers", rows, ["encoder", "decoder"], layers))
-    return found
+            tables.append(Grid(title, rows, columns, parts))
+    max_layers = max(n_layers for _, n_layers in _stacks(config))
+    layers = [[cell(Part(stack, layer)) for stack, _ in _stacks(config)] for layer in range(max_layers)]
+    rows = [f"layer {layer + 1}" for layer in range(max_layers)]
+    tables.append(Grid("whole layers", rows, ["encoder", "decoder"], layers))
+    return tables

@@ -1,4 +1,4 @@
-"""How figures look, and how they become files. The one place that knows matplotlib's ways."""
+"""The style of figures and their files. Other modules draw with matplotlib through this one."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from transduce.errors import ConfigError, DataError
-from transduce.files import told_of, write_whole
+from transduce.files import convert_write_errors, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 FORMATS = ("svg", "png")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a5195", "#555555")
-"""Told apart by colour-blind people too (the first six by Okabe and Ito)."""
+"""Distinguishable for colour-blind people. The first six are by Okabe and Ito."""
 INK, FAINT = "#222222", "#9a9a9a"
-PER_INCH = 144
+DOTS_PER_INCH = 144
 
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -38,15 +38,14 @@ STYLE: Any = {
     "text.color": INK,
     "lines.linewidth": 1.8,
     "legend.frameon": False,
-    "svg.hashsalt": "transduce",  # names inside of the file, which else differ from run to run
-    "svg.fonttype": "path",  # who looks at it may lack our fonts
+    "svg.hashsalt": "transduce",  # without it, ids inside the file differ from run to run
+    "svg.fonttype": "path",  # the reader's system may lack our fonts
 }
 
 
-class Drawn(NamedTuple):
+class DrawnFigure(NamedTuple):
     figure: Figure
-    words: str
-    """What is to be seen."""
+    caption: str
 
 
 def check_matplotlib() -> None:
@@ -56,8 +55,8 @@ def check_matplotlib() -> None:
         raise ConfigError("figures need the package matplotlib: pip install 'transduce[figures]'") from None
 
 
-def drawn(draw: Callable[[], Made]) -> Made:
-    """In our style, and without a word to matplotlib's state, which belongs to whoever else draws."""
+def draw_in_style(draw: Callable[[], Result]) -> Result:
+    """Applies our style during the call only: matplotlib's global state belongs to the caller."""
     with _style():
         return draw()
 
@@ -86,18 +85,18 @@ def check_figure_file(path: Path) -> None:
 
 
 def write_figure(figure: Figure, path: Path, kind: str | None = None) -> None:
-    """The same bytes each time. `kind`: one of `FORMATS`; what the name ends in when not given."""
+    """Writes the same bytes each time. `kind`: one of `FORMATS`, by default the suffix of the path."""
     content, kind = io.BytesIO(), kind or path.suffix.removeprefix(".")
     with _style(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a font cannot have every script: a box stands there
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # no font has all scripts; matplotlib draws a box
         metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
-        figure.savefig(content, format=kind, dpi=PER_INCH, metadata=metadata)
-    write_whole(path, content.getvalue())
+        figure.savefig(content, format=kind, dpi=DOTS_PER_INCH, metadata=metadata)
+    write_atomically(path, content.getvalue())
 
 
 def folder_for_figures(folder: Path) -> Path:
     if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder} is a file: name a folder to write figures into")
-    with told_of(folder):
+        raise DataError(f"{folder} is a file: give a folder for the figures")
+    with convert_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return folder

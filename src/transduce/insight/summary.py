@@ -1,4 +1,4 @@
-"""What is inside a translation, in words: for a terminal."""
+"""A record of attention as a summary for a terminal."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ def show_record(console: Console, record: AttentionRecord) -> None:
     part = f" (part {record.part[0]} of {record.part[1]})" if record.part[1] > 1 else ""
     console.print(escape(f"{record.text}{part}\n  -> {record.translation}"))
     for flag in record.flags:
-        console.print(escape(f"  flagged {flag}"))
+        console.print(escape(f"  flag: {flag}"))
     console.print(_tokens(record))
     if record.alignment:
         source, target = record.words
         links = ", ".join(f"{source[s]} - {target[t]}" for s, t in record.alignment)
-        console.print(escape(f"words: {links}\n"))
+        console.print(escape(f"word alignment: {links}\n"))
     console.print(_heads(record))
 
 
 def _tokens(record: AttentionRecord) -> Table:
     table = Table("token", box=box.SIMPLE)
     table.add_column("probability", justify="right")
-    table.add_column("instead")
+    table.add_column("alternatives")
     for token in record.tokens:
-        others = ", ".join(f"{_shown(piece)} {probability:.1%}" for piece, probability in token.runners_up)
-        table.add_row(escape(_shown(token.piece)), f"{token.probability:.1%}", escape(others))
+        alternatives = ", ".join(f"{_label(piece)} {probability:.1%}" for piece, probability in token.runners_up)
+        table.add_row(escape(_label(token.piece)), f"{token.probability:.1%}", escape(alternatives))
     return table
 
 
 def _heads(record: AttentionRecord) -> Table:
-    table = Table("attention", "layer", "head", "looks mostly at", box=box.SIMPLE)
-    table.add_column("tokens away", justify="right")
-    table.add_column("entropy, bits", justify="right")
+    table = Table("attention", "layer", "head", "attends mostly to", box=box.SIMPLE)
+    table.add_column("distance (tokens)", justify="right")
+    table.add_column("entropy (bits)", justify="right")
     for head in record.heads:
         place = (str(head.layer + 1), str(head.head + 1))
         table.add_row(KINDS[head.kind], *place, head.label, f"{head.distance:.1f}", f"{head.entropy:.1f}")
     return table
 
 
-def _shown(piece: str) -> str:
+def _label(piece: str) -> str:
     return piece.replace(SPACE_MARK, "") or "\u2423"

@@ -1,4 +1,4 @@
-"""CTranslate2: a model folder of ours becomes one of its, with the same weights, or with int8 ones."""
+"""Conversion of a model to a CTranslate2 model folder, with the same weights or with quantised ones."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from torch import Tensor
 from transduce.config import ModelConfig
 from transduce.data.subword import SUBWORDS, Subwords
 from transduce.errors import ConfigError
-from transduce.files import whole_folder
+from transduce.files import atomic_folder
 from transduce.model import Transformer, sinusoid
 
-LONGEST = 1024
-"""Positions that are written for sinusoids, which ours makes as they are needed."""
+N_POSITIONS = 1024
+"""Rows of the table of sinusoids. CTranslate2 stores such a table; our model computes sinusoids when it needs them."""
 
 
 def to_ctranslate2(model: Transformer, subwords: Subwords, out: Path, quantization: str | None = None) -> None:
-    """Whole or not at all. `quantization` as CTranslate2 names it: int8, float16, ...; None for float32.
+    """Write the folder `out` atomically.
 
-    It wants pieces, and adds the end mark of a source itself. Beams agree where the length penalty is "length".
+    `quantization` is CTranslate2's name: int8, float16, ...; None for float32. The input of CTranslate2 is subword
+    pieces without an end mark, which it adds. Its beam search ranks as ours does with the length penalty "length".
     """
     spec = specification(model, subwords)
     spec.validate()
     spec.optimize(quantization=quantization)
-    with whole_folder(out) as unfinished:
+    with atomic_folder(out) as unfinished:
         spec.save(str(unfinished))
         subwords.save(unfinished / SUBWORDS)
 
 
 def specification(model: Transformer, subwords: Subwords) -> Any:
+    """The model as a CTranslate2 `TransformerSpec`."""
     from ctranslate2.specs import TransformerSpec
     from ctranslate2.specs.common_spec import Activation
 
@@ -46,16 +48,16 @@ def specification(model: Transformer, subwords: Subwords) -> Any:
         pre_norm=config.norm == "pre",
         activation=activation,
     )
-    model = copy.deepcopy(model)  # quantising works in place, on whatever it was given
+    model = copy.deepcopy(model)  # CTranslate2 quantises in place
     weights, embedding = model.weights(), model.embedding
     sides = (
         (spec.encoder, "encoder", spec.encoder.embeddings[0], embedding.source_embedding, embedding.source_positions),
         (spec.decoder, "decoder", spec.decoder.embeddings, embedding.target_embedding, embedding.target_positions),
     )
-    for stack, name, table, own, learned in sides:
-        table.weight = own.detach()
+    for stack, name, table, embedding_VD, learned in sides:
+        table.weight = embedding_VD.detach()
         stack.scale_embeddings = True
-        sinusoids = sinusoid(torch.arange(LONGEST), config.d_model)
+        sinusoids = sinusoid(torch.arange(N_POSITIONS), config.d_model)
         stack.position_encodings.encodings = (sinusoids if learned is None else learned.detach()).float()
         for i, layer in enumerate(stack.layer):
             fill_layer(layer, weights, f"{name}.{i}")
@@ -69,21 +71,21 @@ def specification(model: Transformer, subwords: Subwords) -> Any:
 
 
 def fill_layer(layer: Any, weights: dict[str, Tensor], name: str) -> None:
-    own, memory = f"{name}.self_attention", f"{name}.memory_attention"
-    fill_linear(layer.self_attention.linear[0], weights, own, "QKV")
-    fill_linear(layer.self_attention.linear[1], weights, own, "O")
-    fill_norm(layer.self_attention.layer_norm, weights, f"{own}_norm")
+    self_attention, memory_attention = f"{name}.self_attention", f"{name}.memory_attention"
+    fill_linear(layer.self_attention.linear[0], weights, self_attention, "QKV")
+    fill_linear(layer.self_attention.linear[1], weights, self_attention, "O")
+    fill_norm(layer.self_attention.layer_norm, weights, f"{self_attention}_norm")
     if hasattr(layer, "attention"):
         for linear, parts in zip(layer.attention.linear, ("Q", "KV", "O"), strict=True):
-            fill_linear(linear, weights, memory, parts)
-        fill_norm(layer.attention.layer_norm, weights, f"{memory}_norm")
+            fill_linear(linear, weights, memory_attention, parts)
+        fill_norm(layer.attention.layer_norm, weights, f"{memory_attention}_norm")
     fill_linear(layer.ffn.linear_0, weights, f"{name}.feed_forward", "1")
     fill_linear(layer.ffn.linear_1, weights, f"{name}.feed_forward", "2")
     fill_norm(layer.ffn.layer_norm, weights, f"{name}.feed_forward_norm")
 
 
 def fill_linear(linear: Any, weights: dict[str, Tensor], name: str, parts: Sequence[str]) -> None:
-    """Matrices of the same input lie one under another there, each turned."""
+    """CTranslate2 transposes matrices, and stacks those with the same input on top of each other."""
     linear.weight = torch.cat([weights[f"{name}.W_{part}"].T for part in parts]).contiguous()
     if f"{name}.b_{parts[0]}" in weights:
         linear.bias = torch.cat([weights[f"{name}.b_{part}"] for part in parts])
@@ -94,7 +96,7 @@ def fill_norm(norm: Any, weights: dict[str, Tensor], name: str) -> None:
 
 
 def register_vocabulary(spec: Any, config: ModelConfig, subwords: Subwords) -> None:
-    """Entries that no subword has are named after their number."""
+    """Entries of the model's vocabulary that have no subword are named by their id, such as "<300>"."""
     pieces = subwords.pieces(range(len(subwords)))
     for size, register in (
         (config.source_vocab_size, spec.register_source_vocabulary),
@@ -107,7 +109,8 @@ def register_vocabulary(spec: Any, config: ModelConfig, subwords: Subwords) -> N
 
 
 def check(config: ModelConfig) -> None:
+    """Refuse models that CTranslate2 does not support."""
     width = config.d_model // config.n_heads
-    for name, needed in (("d_k", width), ("d_v", width), ("attention_window", None)):
-        if (own := getattr(config, name)) != needed:
-            raise ConfigError(f"CTranslate2 wants model.{name}={needed}, this model has {own}")
+    for name, required in (("d_k", width), ("d_v", width), ("attention_window", None)):
+        if (value := getattr(config, name)) != required:
+            raise ConfigError(f"CTranslate2 requires model.{name}={required}, this model has {value}")

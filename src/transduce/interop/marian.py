@@ -1,4 +1,4 @@
-"""Hugging Face's Marian, to and fro: the same weights in its names, its orientation and its order of dimensions."""
+"""Conversion of models to and from Hugging Face's Marian: names, orientation and order of dimensions of the weights."""
 
 # Axes: D = d_model, T positions.
 
@@ -16,8 +16,11 @@ from transduce.errors import ConfigError
 from transduce.model import Transformer, sinusoid
 
 
-def to_marian(model: Transformer, longest: int = 1024) -> Any:
-    """A `MarianMTModel` that gives the same logits, for so many positions. Saved and loaded, its norms add 1e-5."""
+def to_marian(model: Transformer, n_positions: int = 1024) -> Any:
+    """A `MarianMTModel` that gives the same logits, for texts of up to `n_positions` tokens.
+
+    Its layer norms use `norm_eps` of our model. Marian's format cannot store it: after saving and loading it is 1e-5.
+    """
     from transformers import MarianConfig, MarianMTModel
 
     config = model.config
@@ -25,7 +28,7 @@ def to_marian(model: Transformer, longest: int = 1024) -> Any:
     settings = MarianConfig(
         vocab_size=config.target_vocab_size,
         d_model=config.d_model,
-        max_position_embeddings=longest,
+        max_position_embeddings=n_positions,
         encoder_layers=config.n_encoder_layers,
         decoder_layers=config.n_decoder_layers,
         encoder_attention_heads=config.n_heads,
@@ -43,61 +46,63 @@ def to_marian(model: Transformer, longest: int = 1024) -> Any:
         decoder_start_token_id=config.bos_id,
         forced_eos_token_id=None,
     )
-    theirs, weights = MarianMTModel(settings), model.weights()
-    for module in theirs.modules():
+    marian, weights = MarianMTModel(settings), model.weights()
+    for module in marian.modules():
         if isinstance(module, torch.nn.LayerNorm):
             module.eps = config.norm_eps
     order_D = order_of_dimensions(config.d_model)
     with torch.no_grad():
-        state = theirs.state_dict()  # its tensors are the model's own
-        for place in places(config):
-            own = weights.get(place.name)  # a bias that we do not have is zero there
-            state[place.theirs].copy_(torch.zeros(()) if own is None else place.to_theirs(own, order_D))
+        state = marian.state_dict()  # views: copying into them changes the model
+        for pair in weight_pairs(config):
+            W = weights.get(pair.ours)  # None for a bias that only Marian has: it becomes zero
+            state[pair.marian].copy_(torch.zeros(()) if W is None else pair.to_marian(W, order_D))
         state["final_logits_bias"].copy_(weights.get("output_bias", torch.zeros(())))
-        for stack in ("encoder", "decoder"):  # its sinusoids are made in float32, ours in float64
-            positions_TD = sinusoid(torch.arange(longest), config.d_model)[:, order_D.argsort()]
+        for stack in ("encoder", "decoder"):  # Marian computes sinusoids in float32, we compute them in float64
+            positions_TD = sinusoid(torch.arange(n_positions), config.d_model)[:, order_D.argsort()]
             state[f"model.{stack}.embed_positions.weight"].copy_(positions_TD)
-    return theirs.eval()
+    return marian.eval()
 
 
-def from_marian(theirs: Any) -> Transformer:
-    """Our model, with the weights of a `MarianMTModel`."""
-    given = theirs.config
-    width = given.d_model // given.encoder_attention_heads
+def from_marian(marian: Any) -> Transformer:
+    """A model of ours with the weights of a `MarianMTModel`."""
+    settings = marian.config
+    width = settings.d_model // settings.encoder_attention_heads
     config = ModelConfig(
-        source_vocab_size=given.vocab_size,
-        target_vocab_size=given.vocab_size,
-        d_model=given.d_model,
-        n_encoder_layers=given.encoder_layers,
-        n_decoder_layers=given.decoder_layers,
-        d_ff=given.encoder_ffn_dim,
-        n_heads=given.encoder_attention_heads,
+        source_vocab_size=settings.vocab_size,
+        target_vocab_size=settings.vocab_size,
+        d_model=settings.d_model,
+        n_encoder_layers=settings.encoder_layers,
+        n_decoder_layers=settings.decoder_layers,
+        d_ff=settings.encoder_ffn_dim,
+        n_heads=settings.encoder_attention_heads,
         d_k=width,
         d_v=width,
-        activation=given.activation_function,
+        activation=settings.activation_function,
         attention_bias=True,
         output_bias=True,
         norm_eps=1e-5,
-        dropout=given.dropout,
-        attention_dropout=given.attention_dropout,
-        ffn_dropout=given.activation_dropout,
-        pad_id=given.pad_token_id,
-        bos_id=given.decoder_start_token_id,
-        eos_id=given.eos_token_id,
+        dropout=settings.dropout,
+        attention_dropout=settings.attention_dropout,
+        ffn_dropout=settings.activation_dropout,
+        pad_id=settings.pad_token_id,
+        bos_id=settings.decoder_start_token_id,
+        eos_id=settings.eos_token_id,
     )
-    same = (("encoder_ffn_dim", "decoder_ffn_dim"), ("encoder_attention_heads", "decoder_attention_heads"))
-    if any(getattr(given, one) != getattr(given, other) for one, other in same) or not given.scale_embedding:
-        raise ConfigError("a Marian whose encoder and decoder differ, or whose embeddings are not scaled, is not known")
-    state, order_D = theirs.state_dict(), order_of_dimensions(config.d_model)
+    must_be_equal = (("encoder_ffn_dim", "decoder_ffn_dim"), ("encoder_attention_heads", "decoder_attention_heads"))
+    if any(getattr(settings, a) != getattr(settings, b) for a, b in must_be_equal) or not settings.scale_embedding:
+        raise ConfigError(
+            "Marian models whose encoder and decoder differ, or whose embeddings are not scaled, are not supported"
+        )
+    state, order_D = marian.state_dict(), order_of_dimensions(config.d_model)
     model = Transformer(config).to(state["model.shared.weight"].dtype).eval()
-    weights = {place.name: place.to_ours(state[place.theirs], order_D) for place in places(config)}
+    weights = {pair.ours: pair.from_marian(state[pair.marian], order_D) for pair in weight_pairs(config)}
     model.load_weights(weights | {"output_bias": state["final_logits_bias"][0]})
     return model
 
 
 def check(config: ModelConfig) -> None:
-    """Refuses what Marian cannot be."""
-    needed = replace(
+    """Refuse models that Marian does not support."""
+    required = replace(
         config,
         norm="post",
         positions="sinusoid",
@@ -107,55 +112,54 @@ def check(config: ModelConfig) -> None:
         d_v=config.d_model // config.n_heads,
     )
     for name in ("norm", "positions", "attention_window", "tied_embeddings", "d_k", "d_v"):
-        if getattr(config, name) != getattr(needed, name):
+        if getattr(config, name) != getattr(required, name):
             raise ConfigError(
-                f"Marian wants model.{name}={getattr(needed, name)}, this model has {getattr(config, name)}"
+                f"Marian requires model.{name}={getattr(required, name)}, this model has {getattr(config, name)}"
             )
 
 
 def order_of_dimensions(d_model: int) -> Tensor:
-    """Marian has all sines before all cosines, ours alternate: our dimension i is its dimension order_D[i]."""
+    """Our dimension i is dimension order_D[i] of Marian, which has all sines before all cosines; ours alternate."""
     return torch.arange(d_model).reshape(2, -1).T.flatten()
 
 
-class Place(NamedTuple):
-    """A weight of ours and where it is there."""
+class WeightPair(NamedTuple):
+    """One weight: its names in both models, and how to convert it."""
 
-    name: str
-    theirs: str
+    ours: str
+    marian: str
     axis: int | None
-    """Ours that is d_model wide and in another order."""
-    is_turned: bool
-    """Its rows are their columns."""
+    """The axis of our weight that has length d_model, and so another order of dimensions. None if there is none."""
+    is_transposed: bool
 
-    def to_ours(self, W: Tensor, order_D: Tensor) -> Tensor:
-        W = W.T if self.is_turned else W
+    def from_marian(self, W: Tensor, order_D: Tensor) -> Tensor:
+        W = W.T if self.is_transposed else W
         return W if self.axis is None else W.index_select(self.axis, order_D)
 
-    def to_theirs(self, W: Tensor, order_D: Tensor) -> Tensor:
+    def to_marian(self, W: Tensor, order_D: Tensor) -> Tensor:
         W = W if self.axis is None else W.index_select(self.axis, order_D.argsort())
-        return W.T if self.is_turned else W
+        return W.T if self.is_transposed else W
 
 
-def places(config: ModelConfig) -> Iterator[Place]:
-    yield Place("source_embedding", "model.shared.weight", 1, False)
+def weight_pairs(config: ModelConfig) -> Iterator[WeightPair]:
+    yield WeightPair("source_embedding", "model.shared.weight", 1, False)
     attentions = {"self_attention": "self_attn", "memory_attention": "encoder_attn"}
     for stack, n_layers in (("encoder", config.n_encoder_layers), ("decoder", config.n_decoder_layers)):
         for i in range(n_layers):
-            ours, theirs = f"{stack}.{i}", f"model.{stack}.layers.{i}"
+            ours, marian = f"{stack}.{i}", f"model.{stack}.layers.{i}"
             norms = {"feed_forward_norm": "final_layer_norm"}
-            for kind, their_kind in list(attentions.items())[: 1 if stack == "encoder" else 2]:
-                norms[f"{kind}_norm"] = f"{their_kind}_layer_norm"
+            for attention, marian_attention in list(attentions.items())[: 1 if stack == "encoder" else 2]:
+                norms[f"{attention}_norm"] = f"{marian_attention}_layer_norm"
                 for part in "QKV":
-                    linear = f"{theirs}.{their_kind}.{part.lower()}_proj"
-                    yield Place(f"{ours}.{kind}.W_{part}", f"{linear}.weight", 0, True)
-                    yield Place(f"{ours}.{kind}.b_{part}", f"{linear}.bias", None, False)
-                yield Place(f"{ours}.{kind}.W_O", f"{theirs}.{their_kind}.out_proj.weight", 1, True)
-                yield Place(f"{ours}.{kind}.b_O", f"{theirs}.{their_kind}.out_proj.bias", 0, False)
-            yield Place(f"{ours}.feed_forward.W_1", f"{theirs}.fc1.weight", 0, True)
-            yield Place(f"{ours}.feed_forward.b_1", f"{theirs}.fc1.bias", None, False)
-            yield Place(f"{ours}.feed_forward.W_2", f"{theirs}.fc2.weight", 1, True)
-            yield Place(f"{ours}.feed_forward.b_2", f"{theirs}.fc2.bias", 0, False)
-            for norm, their_norm in norms.items():
-                yield Place(f"{ours}.{norm}.gain", f"{theirs}.{their_norm}.weight", 0, False)
-                yield Place(f"{ours}.{norm}.bias", f"{theirs}.{their_norm}.bias", 0, False)
+                    linear = f"{marian}.{marian_attention}.{part.lower()}_proj"
+                    yield WeightPair(f"{ours}.{attention}.W_{part}", f"{linear}.weight", 0, True)
+                    yield WeightPair(f"{ours}.{attention}.b_{part}", f"{linear}.bias", None, False)
+                yield WeightPair(f"{ours}.{attention}.W_O", f"{marian}.{marian_attention}.out_proj.weight", 1, True)
+                yield WeightPair(f"{ours}.{attention}.b_O", f"{marian}.{marian_attention}.out_proj.bias", 0, False)
+            yield WeightPair(f"{ours}.feed_forward.W_1", f"{marian}.fc1.weight", 0, True)
+            yield WeightPair(f"{ours}.feed_forward.b_1", f"{marian}.fc1.bias", None, False)
+            yield WeightPair(f"{ours}.feed_forward.W_2", f"{marian}.fc2.weight", 1, True)
+            yield WeightPair(f"{ours}.feed_forward.b_2", f"{marian}.fc2.bias", 0, False)
+            for norm, marian_norm in norms.items():
+                yield WeightPair(f"{ours}.{norm}.gain", f"{marian}.{marian_norm}.weight", 0, False)
+                yield WeightPair(f"{ours}.{norm}.bias", f"{marian}.{marian_norm}.bias", 0, False)

@@ -1,4 +1,4 @@
-"""The continuations of hypotheses: which tokens are allowed, and which of them are taken."""
+"""The continuations of hypotheses: the tokens that are allowed, and the choice among them."""
 
 # Axes: B sentences, K hypotheses of each, R = B K rows, V vocabulary, T tokens, A states of an automaton, C candidates.
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transduce.config import DecodeConfig, ModelConfig
 from transduce.search.hypotheses import NONE, Beams
-from transduce.search.peaks import Doubts, Peaks, first_of_equals
+from transduce.search.peaks import Conditions, Peaks, stable_topk
 
 
 class Rules(NamedTuple):
@@ -54,13 +54,13 @@ def restrict(beams: Beams, log_prob_RV: Tensor, settings: DecodeConfig, rules: R
         forced_R1 = forced_B.repeat_interleave(n_kept)[:, None]
         is_forced_RV = forced_R1 == torch.arange(log_prob_RV.shape[1], device=log_prob_RV.device)
         # A prefix is forced even where the rules forbid it.
-        only_it_RV = log_prob_RV.masked_fill(~is_forced_RV, -torch.inf)
-        allowed_RV = torch.where(forced_R1 == NONE, allowed_RV, only_it_RV)
+        forced_RV = log_prob_RV.masked_fill(~is_forced_RV, -torch.inf)
+        allowed_RV = torch.where(forced_R1 == NONE, allowed_RV, forced_RV)
     return allowed_RV
 
 
 class Chosen(NamedTuple):
-    """For each new hypothesis: the one that it continues, and its token. An unused place has log-probability -inf."""
+    """For each new hypothesis: its parent and its token. An unused place has log-probability -inf."""
 
     log_prob_BK: Tensor
     parent_BK: Tensor
@@ -69,11 +69,11 @@ class Chosen(NamedTuple):
 
 
 Choose = Callable[[Beams, Tensor, Tensor], Chosen]
-"""From hypotheses, all log-probabilities, and the same with -inf for tokens that are not allowed."""
+"""Takes hypotheses, all log-probabilities, and the same with -inf for tokens that are not allowed."""
 
 
 class SearchSettings(NamedTuple):
-    """What a turn needs to know besides hypotheses and state."""
+    """The arguments of a turn besides hypotheses and state."""
 
     decode: DecodeConfig
     rules: Rules
@@ -81,26 +81,26 @@ class SearchSettings(NamedTuple):
     choose: Choose
 
     def is_plain(self, beams: Beams) -> bool:
-        """Whether the best continuations can be chosen from few groups of tokens."""
+        """Whether the best continuations can be chosen from the peaks of few groups of tokens."""
         return self.choose is best and not (self.decode.no_repeat_ngram or beams.forced_BT.shape[1])
 
 
 def best(beams: Beams, log_prob_BKV: Tensor, allowed_BKV: Tensor) -> Chosen:
-    """The most probable continuations of each sentence, as many as it has open places."""
+    """The most probable continuations of each sentence: one for each open place."""
     n_kept, n_vocabulary = log_prob_BKV.shape[1:]
     candidate_BC = (allowed_BKV + beams.log_prob_BK[..., None]).flatten(1)
     n_candidates = min(n_kept + 1, candidate_BC.shape[1])  # one more than stays, for the margin
     n_open_B1 = (n_kept - beams.n_ended_B)[:, None]
-    value_BC, place_BC = first_of_equals(candidate_BC, n_candidates, n_open_B1)
+    value_BC, place_BC = stable_topk(candidate_BC, n_candidates, n_open_B1)
     if n_candidates <= n_kept:
         fill = n_kept + 1 - n_candidates
         value_BC = F.pad(value_BC, (0, fill), value=-torch.inf)
         place_BC = F.pad(place_BC, (0, fill))
-    return _open(value_BC, place_BC // n_vocabulary, place_BC % n_vocabulary, n_open_B1)
+    return _keep_open(value_BC, place_BC // n_vocabulary, place_BC % n_vocabulary, n_open_B1)
 
 
-def _open(value_BC: Tensor, parent_BC: Tensor, token_BC: Tensor, n_open_B1: Tensor) -> Chosen:
-    """Keeps as many of the best, in their order, as there are open places. The input has one candidate more."""
+def _keep_open(value_BC: Tensor, parent_BC: Tensor, token_BC: Tensor, n_open_B1: Tensor) -> Chosen:
+    """Keeps the best candidates, one for each open place. The input has one candidate more than there are places."""
     last_in_B, first_out_B = value_BC.gather(1, (n_open_B1 - 1).clamp(min=0))[:, 0], value_BC.gather(1, n_open_B1)[:, 0]
     rank_C = torch.arange(value_BC.shape[1], device=value_BC.device)
     return Chosen(
@@ -111,14 +111,14 @@ def _open(value_BC: Tensor, parent_BC: Tensor, token_BC: Tensor, n_open_B1: Tens
     )
 
 
-def best_of_few(beams: Beams, peaks: Peaks, settings: SearchSettings, doubts: Doubts) -> Chosen | None:
-    """The result of `best`, bit for bit, from few groups of tokens; None if these groups are not enough."""
+def best_from_peaks(beams: Beams, peaks: Peaks, settings: SearchSettings, conditions: Conditions) -> Chosen | None:
+    """The result of `best`, bit for bit, from few groups of tokens. None if these groups are not enough."""
     n_open_B1, min_length = (beams.log_prob_BK.shape[1] - beams.n_ended_B)[:, None], settings.decode.min_length
     may_end_B = beams.length_B >= min_length if min_length > 0 else None
     candidates = peaks.best(
-        beams.log_prob_BK, beams.state_BK, settings.rules.penalty_AV, n_open_B1, may_end_B, settings.eos_id, doubts
+        beams.log_prob_BK, beams.state_BK, settings.rules.penalty_AV, n_open_B1, may_end_B, settings.eos_id, conditions
     )
-    return None if candidates is None else _open(*candidates, n_open_B1)
+    return None if candidates is None else _keep_open(*candidates, n_open_B1)
 
 
 def sampler(settings: DecodeConfig) -> Choose:
@@ -145,19 +145,20 @@ def sampler(settings: DecodeConfig) -> Choose:
 
 
 def narrow(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Sets to -inf all but the `top_k` most probable, and of those all but the fewest that hold probability `top_p`."""
+    """Sets to -inf all but the `top_k` most probable tokens, and of these all but the fewest whose probabilities add up
+    to `top_p`."""
     if 0 < top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[..., -1:], -torch.inf)
     if top_p < 1:
         sorted_logits, place = logits.sort(descending=True, stable=True)
         probability = sorted_logits.softmax(-1)
-        is_dropped = probability.cumsum(-1) - probability >= top_p  # those before it hold enough
+        is_dropped = probability.cumsum(-1) - probability >= top_p  # the tokens before it already reach top_p
         logits = logits.masked_fill(torch.zeros_like(is_dropped).scatter(-1, place, is_dropped), -torch.inf)
     return logits
 
 
 def uniform(seed: int, number: Tensor, place: Tensor, step: Tensor) -> Tensor:
-    """From 0 up to 1, a hash of the arguments (SplitMix64), so that a draw does not depend on earlier draws."""
+    """A number from 0 to 1, exclusive: a hash of the arguments (SplitMix64), so no draw depends on earlier draws."""
     x = torch.full_like(number, seed)
     for part in (number, place, step):
         x = x * 0x2545F4914F6CDD1D + part + 0x1E3779B97F4A7C15

@@ -41,11 +41,11 @@ class Hypothesis:
     has_ended: bool
     """False if it was cut at the limit."""
     margin: float
-    """The smallest difference in log-probability by which any choice on the way was made."""
+    """The smallest difference in log-probability that decided any choice in the search for it."""
 
 
 def length_penalty(length: Tensor, settings: DecodeConfig) -> Tensor:
-    """What a log-probability is divided by. The end mark counts as a token."""
+    """The divisor of a log-probability. The end mark counts as a token."""
     length = length.to(torch.float32)
     if settings.length_penalty == "gnmt":  # Wu et al. 2016, equation 14
         return ((5 + length) / 6) ** settings.length_alpha
@@ -54,11 +54,11 @@ def length_penalty(length: Tensor, settings: DecodeConfig) -> Tensor:
 
 @dataclass(frozen=True)
 class Beams:
-    """Live hypotheses and ended ones. Each that ends leaves one place fewer for live ones."""
+    """Live and ended hypotheses. Each ended hypothesis leaves one place fewer for live ones."""
 
     number_B: Tensor
     length_B: Tensor
-    """Tokens so far: all live hypotheses of a sentence have the same length."""
+    """Number of tokens: all live hypotheses of a sentence have the same length."""
     limit_B: Tensor
     forced_BT: Tensor
     """The forced prefix of each translation."""
@@ -218,10 +218,10 @@ def to_numpy(tensors: Sequence[Tensor], sentences: Sequence[int]) -> list[list[A
         return [[array[i] for i in sentences] for array in (tensor.numpy() for tensor in tensors)]
     sentences_B = torch.tensor(sentences, device=tensors[0].device)
     tensors = [tensor[sentences_B] for tensor in tensors]
-    found = list(tensors)
+    results = list(tensors)
     for dtype in {tensor.dtype for tensor in tensors}:
         places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
         together = torch.cat([tensors[i].flatten() for i in places]).cpu()
         for i, part in zip(places, together.split([tensors[i].numel() for i in places]), strict=True):
-            found[i] = part.view(tensors[i].shape)
-    return [list(tensor.numpy()) for tensor in found]
+            results[i] = part.view(tensors[i].shape)
+    return [list(tensor.numpy()) for tensor in results]

@@ -1,10 +1,11 @@
-"""Search over a model that is known only as start, step and select.
+"""Search over a model through three methods: start, step and select.
 
 Many sentences are searched together. Each has K hypotheses, all in the same few tensors. When a sentence is over, the
 next one takes its place, so that rows stay full. The result does not depend on which sentences share a batch.
 
 Of hypotheses with equal scores, the one whose parent comes first is preferred, then the one with the lower token id.
-`Hypothesis.margin` says how close the closest choice was: rounding, and so the batch, can change only the closest ones.
+`Hypothesis.margin` says how close the closest choice was: rounding errors, which depend on the batch, can change only
+very close choices.
 """
 
 # Axes: B sentences, K hypotheses of each, R = B K rows, V vocabulary, T tokens, S source positions.
@@ -19,9 +20,9 @@ import torch
 from torch import Tensor
 
 from transduce.config import DecodeConfig, ModelConfig
-from transduce.search.candidates import Rules, SearchSettings, best, best_of_few, free, restrict, sampler
+from transduce.search.candidates import Rules, SearchSettings, best, best_from_peaks, free, restrict, sampler
 from transduce.search.hypotheses import Beams, Hypothesis, Sentence, harvest, length_penalty
-from transduce.search.peaks import Doubts, Peaks
+from transduce.search.peaks import Conditions, Peaks
 from transduce.search.protocols import Cancelled, HasEnter, HasMaxRows, HasPut, HasTurn, Queue, S, Stepper
 
 
@@ -65,10 +66,11 @@ def search(
         beams, state, is_over = take_turn(beams, state, settings)
         beams = beams.without_used_prefix()
         were_free = set(free_places)
-        if over := [i for i, is_it in enumerate(is_over) if is_it and i not in were_free]:
-            hypotheses = harvest(beams, over, decode)
-            yield from zip([running[i] for i in over], hypotheses, strict=True)
-            free_places = [*free_places, *over]  # the first is taken first, so that no finished row grows for long
+        if finished := [i for i, sentence_is_over in enumerate(is_over) if sentence_is_over and i not in were_free]:
+            hypotheses = harvest(beams, finished, decode)
+            yield from zip([running[i] for i in finished], hypotheses, strict=True)
+            # New sentences take the first places first, so that no finished row grows for long.
+            free_places = [*free_places, *finished]
         if cancelled is not None:
             free_places = [*free_places, *sorted(set(cancelled(running)).difference(free_places))]
         # If positions end, a row that is over must not run past them, so finished rows leave at once.
@@ -85,7 +87,7 @@ def sentences_at_a_time(stepper: Stepper[S], batch_size: int, n_kept: int) -> in
 
 
 def turn(stepper: Stepper[S], beams: Beams, state: S, settings: SearchSettings) -> tuple[Beams, S, list[bool]]:
-    """One token more: the hypotheses, the stepper's state for them, and which sentences are over."""
+    """Adds one token to each hypothesis. Returns the hypotheses, the state for them, and which sentences are over."""
     scores, state = stepper.step(beams.last_BK.flatten(), state)
     beams, parent_BK = advance(beams, scores if isinstance(scores, Peaks) else Peaks.of(scores), settings)
     is_over = beams.is_over_B(settings.decode).tolist()
@@ -94,10 +96,13 @@ def turn(stepper: Stepper[S], beams: Beams, state: S, settings: SearchSettings) 
     return beams, state, is_over
 
 
-def advance(beams: Beams, peaks: Peaks, settings: SearchSettings, doubts: Doubts | None = None) -> tuple[Beams, Tensor]:
-    """The hypotheses with one token more, and for each the hypothesis that it continues, parent_BK."""
-    n_kept, (decode, rules, eos_id, choose), doubts = beams.log_prob_BK.shape[1], settings, doubts or Doubts()
-    chosen = best_of_few(beams, peaks, settings, doubts) if settings.is_plain(beams) else None
+def advance(
+    beams: Beams, peaks: Peaks, settings: SearchSettings, conditions: Conditions | None = None
+) -> tuple[Beams, Tensor]:
+    """Adds one token to each hypothesis. Returns the hypotheses and the parent of each, parent_BK."""
+    n_kept, (decode, rules, eos_id, choose) = beams.log_prob_BK.shape[1], settings
+    conditions = conditions or Conditions()
+    chosen = best_from_peaks(beams, peaks, settings, conditions) if settings.is_plain(beams) else None
     if chosen is None:
         log_prob_RV = peaks.logits().float() - peaks.log_sum_R1.float()
         allowed_RV = restrict(beams, log_prob_RV, decode, rules, eos_id)
@@ -119,10 +124,10 @@ def advance(beams: Beams, peaks: Peaks, settings: SearchSettings, doubts: Doubts
         state_BK=state_BK,
     )
     has_ended_BK = (chosen.token_BK == eos_id) & (chosen.log_prob_BK > -torch.inf)
-    if doubts.noted is None and not bool(has_ended_BK.any()):
+    if conditions.deferred is None and not bool(has_ended_BK.any()):
         return after, chosen.parent_BK
     score_BK = chosen.log_prob_BK / length_penalty(length_B, decode)[:, None]
-    # Each hypothesis that ends takes the next free slot; the others are written to a slot past the last, which is cut.
+    # Each hypothesis that ends takes the next free slot. The others are written to one more slot, which is cut off.
     slot_BK = beams.n_ended_B[:, None] + has_ended_BK.cumsum(1) - 1
     slot_BK = torch.where(has_ended_BK, slot_BK, n_kept)
 
@@ -175,7 +180,7 @@ def _take_in(
     free_places: list[int],
     new: list[Sentence],
 ) -> tuple[list[Sentence], Beams, S, list[int]]:
-    """Adds new sentences, by the stepper's own `enter` if all of them fit into free places."""
+    """Adds new sentences, by the stepper's `enter` if it has one and all of them fit into free places."""
     limits, n_kept, n = [limit_of(sentence, decode, longest) for sentence in new], decode.n_hypotheses, len(new)
     if beams is not None and isinstance(stepper, HasEnter) and decode.method == "beam" and n <= len(free_places):
         entered = stepper.enter(beams, state, free_places[:n], new, limits)
@@ -226,23 +231,23 @@ def _in_places(running: list[Sentence], places: Sequence[int], new: Sequence[Sen
 
 
 def put(state: S, places: Tensor, other: S, n: int, n_kept: int) -> S:
-    """`state`, of n sentences, with those at some places replaced by another's; by its own `put` if it has one."""
+    """Replaces some of the n sentences of `state` by those of `other`; by the state's `put` if it has one."""
     if isinstance(state, HasPut):
         return state.put(places, other)
     sentences_B = torch.arange(n, device=places.device)
-    sentences_B[places] = n + torch.arange(len(places), device=places.device)  # after `join`, the other's come last
+    sentences_B[places] = n + torch.arange(len(places), device=places.device)  # `join` appends the other's
     return state.join(other).select(rows_of_sentences(sentences_B, n_kept), sentences_B)
 
 
 class _Waiting:
-    """Chooses the sentences that enter next. New sentences are encoded together, so a quarter of the places must be
-    free before any enters."""
+    """Chooses the sentences that enter next. New sentences are encoded together, so none enters before a quarter of the
+    places is free."""
 
     def __init__(self, sentences: Iterable[Sentence] | Queue, batch_size: int, batch_tokens: int) -> None:
         self.queue = _Listed(sentences) if isinstance(sentences, Iterable) else sentences
         self.batch_size, self.batch_tokens = batch_size, batch_tokens
         self.first: Sentence | None = None
-        """Taken from the queue, but too long for the batch of that time."""
+        """A sentence taken from the queue that was too long for the batch."""
 
     def take(self, running: Sequence[Sentence], free_places: Sequence[int]) -> list[Sentence]:
         taken: list[Sentence] = []

@@ -1,6 +1,6 @@
-"""What a search knows of a model: start, step and select; and the faster ways that a model may offer besides.
+"""The interface between the search and a model: start, step and select, and optional faster methods.
 
-Each optional protocol has a slow twin in `loop.py` that does the same with the first three.
+Each optional protocol has a slow twin in `loop.py` that gives the same result by start, step and select.
 """
 
 # Axes: B sentences, R rows, S source positions, T tokens.
@@ -18,7 +18,7 @@ from transduce.search.peaks import Peaks
 
 
 class State(Protocol):
-    """What a stepper remembers. Rows are grouped by sentence, and each sentence has the same number of them."""
+    """The state of a stepper. Rows are grouped by sentence, and each sentence has the same number of them."""
 
     def select(self, rows_R: Tensor, sentences_B: Tensor | None = None) -> Self: ...
 
@@ -29,7 +29,7 @@ S = TypeVar("S", bound=State)
 
 
 class Stepper(Protocol[S]):
-    """A model, or anything that answers like one. A state that is passed in is consumed."""
+    """A model, or any object with the same methods. A state that is passed in is consumed."""
 
     def start(self, source_BS: Tensor, prefix_BT: Tensor | None = None) -> S: ...
 
@@ -38,10 +38,10 @@ class Stepper(Protocol[S]):
 
 
 class Queue(Protocol):
-    """A source of sentences that are not all known yet."""
+    """Sentences that arrive while the search runs."""
 
     def get(self, wait: bool) -> Sentence | None:
-        """The next sentence. None: there is none now; or, if it waited, there will be none."""
+        """The next sentence. None without `wait`: there is none at the moment. None with `wait`: none will follow."""
 
 
 Cancelled = Callable[[Sequence[Sentence]], Iterable[int]]
@@ -62,7 +62,7 @@ class HasEnter(Protocol[S]):
     def enter(
         self, beams: Beams, state: S, places: Sequence[int], new: Sequence[Sentence], limits: Sequence[int]
     ) -> tuple[Beams, S] | None:
-        """Puts new sentences in the places of others. None if these sentences need the slow way."""
+        """Puts new sentences in the places of others. None if these sentences need the slow twin."""
 
 
 @runtime_checkable
@@ -76,4 +76,4 @@ class HasPut(Protocol):
 @runtime_checkable
 class HasMaxRows(Protocol):
     max_rows: int | None
-    """Hypotheses of all sentences: with more at a time, each takes longer."""
+    """The number of hypotheses, over all sentences, above which each takes longer; None if there is no such number."""

@@ -13,10 +13,10 @@ from transduce.data.subword import Subwords
 from transduce.search.candidates import Rules
 
 LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-"""All characters that some program takes for the end of a line."""
+"""All characters that some programs treat as the end of a line."""
 
-# States, by the bytes that must follow.
-START, ONE, TWO, THREE = range(4)  # how many continuation bytes must follow
+# States, named after the bytes that must follow or have come.
+START, ONE, TWO, THREE = range(4)  # the number of continuation bytes that must follow
 AFTER_E0, AFTER_ED, AFTER_F0, AFTER_F4 = range(4, 8)  # the second byte is restricted: no overlong forms, no surrogates
 AFTER_C2, AFTER_E2, AFTER_E2_80 = range(8, 11)  # could become U+0085, U+2028 or U+2029
 N_STATES = 11
@@ -35,7 +35,7 @@ def transitions() -> dict[tuple[int, int], int]:
         AFTER_C2: [0xC2],
         AFTER_E2: [0xE2],
     }
-    table |= {(START, byte): state for state, of in leads.items() for byte in of}
+    table |= {(START, byte): state for state, lead_bytes in leads.items() for byte in lead_bytes}
     follows = [
         (ONE, more, START),
         (TWO, more, ONE),

@@ -1,8 +1,9 @@
-"""Sentences of many requests side by side in one search.
+"""Translate the sentences of many requests together in one search.
 
-Each worker is a thread with a search of its own, which takes in sentences as they come: there is no batch to wait for.
-Requests that search in another way (another model, a wider beam, more alternatives) are of another kind, and a search
-is of one kind. Within a kind requests take turns, sentence by sentence, so that a long one does not hold up short ones.
+Each worker is a thread that runs one search. Waiting sentences join a running search at its next turn; there are no
+fixed batches to wait for. All sentences of a search share one translator and one set of search settings, so waiting
+jobs are grouped by these, and a worker serves one group at a time. Within a group, jobs take turns sentence by
+sentence, so a long request does not delay short ones.
 """
 
 from __future__ import annotations
@@ -19,81 +20,84 @@ import torch
 
 from transduce.config import DecodeConfig
 from transduce.search.hypotheses import Hypothesis, Sentence
-from transduce.serving.limits import Limits, Refusal
+from transduce.serving.limits import RETRY_SECONDS, Limits, Refusal
 from transduce.serving.metrics import Metrics
 from transduce.translation.result import Translation
 from transduce.translation.translator import Translator
 
-PATIENCE = 0.2
-"""Seconds that a kind waits before searches of another kind take in no more, so that it comes in."""
-RETRY_SECONDS = 2.0
+PREEMPT_SECONDS = 0.2
+"""Seconds a waiting group waits before it pre-empts the others: their searches then accept no more sentences."""
 STOP_SECONDS = 10.0
-"""For a search to notice, within a turn, that nobody wants it any more."""
+"""The longest wait for a worker to stop. A worker notices within one turn that its sentences are cancelled."""
 
 
-class Way(NamedTuple):
-    """How a request is to be translated."""
-
+class TranslationSettings(NamedTuple):
     translator: Translator
-    to: str | None
-    settings: DecodeConfig
+    target: str | None
+    """The target language. None: the only one of the model."""
+    decode: DecodeConfig
 
 
 class Job:
-    """The texts of a request. Whoever cancels its `future` withdraws it."""
+    """The texts of one request. Cancelling its `future` cancels the job."""
 
-    def __init__(self, way: Way, texts: Sequence[str], client: str, prefix: Sequence[int] = ()) -> None:
-        """`prefix`: how every translation must begin."""
-        self.way, self.client, self.arrived = way, client, time.monotonic()
-        tag = way.translator.tag_for(way.to)
-        self.lines = [way.translator.prepare(text, tag, list(prefix)) for text in texts]
+    def __init__(
+        self, settings: TranslationSettings, texts: Sequence[str], client: str, prefix: Sequence[int] = ()
+    ) -> None:
+        """`prefix`: token ids that every translation must begin with."""
+        self.settings, self.client, self.arrived_at = settings, client, time.monotonic()
+        tag = settings.translator.tag_for(settings.target)
+        self.lines = [settings.translator.prepare(text, tag, list(prefix)) for text in texts]
         lengths = [len(ids) for line in self.lines for ids in line.ids]
         self.n_sentences, self.n_tokens, self.longest = len(lengths), sum(lengths), max(lengths, default=0)
         self.future: Future[list[Translation]] = Future()
         self.waiting: deque[Sentence] = deque()
-        self.places: dict[int, tuple[int, int]] = {}
-        """Of each sentence that is not found yet: its line, and the place in it."""
+        self.unfinished: dict[int, tuple[int, int]] = {}
+        """The line and the segment of each sentence that has no result yet, by number of the sentence."""
 
-    def number(self, first: int) -> None:
-        eos_id = self.way.translator.config.model.eos_id
+    def number_sentences(self, first: int) -> None:
+        eos_id = self.settings.translator.config.model.eos_id
         for n, line in enumerate(self.lines):
-            for place, sentence in enumerate(line.sentences(first + len(self.places), eos_id)):
+            for segment, sentence in enumerate(line.sentences(first + len(self.unfinished), eos_id)):
                 self.waiting.append(sentence)
-                self.places[sentence.number] = n, place
+                self.unfinished[sentence.number] = n, segment
 
-    def put(self, number: int, hypotheses: list[Hypothesis]) -> None:
-        n, place = self.places[number]
-        self.lines[n].results[place] = hypotheses  # before it is struck off: another worker may strike off the last
-        del self.places[number]
-        if not self.places:
-            self.end()
+    def add_result(self, number: int, hypotheses: list[Hypothesis]) -> None:
+        n, segment = self.unfinished[number]
+        self.lines[n].results[segment] = hypotheses  # before the deletion: another worker may delete the last one
+        del self.unfinished[number]
+        if not self.unfinished:
+            self.finish()
 
-    def end(self, error: Exception | None = None) -> None:
+    def finish(self, error: Exception | None = None) -> None:
         try:
             if error is not None:
                 self.future.set_exception(error)
             else:
-                self.future.set_result([self.way.translator.finish(line) for line in self.lines])
-        except InvalidStateError:  # withdrawn, or it has failed already
+                self.future.set_result([self.settings.translator.finish(line) for line in self.lines])
+        except InvalidStateError:  # the job was cancelled, or has failed before
             pass
 
 
-Kind = tuple[int, DecodeConfig, int]
+Group = tuple[int, DecodeConfig, int]
+"""Jobs of equal groups can share a search: the id of the translator, the search settings, and the id of the job if
+jobs do not share searches at all."""
 
 
 class Batcher:
     def __init__(self, limits: Limits, metrics: Metrics, n_workers: int, *, alone: bool = False) -> None:
-        """`alone`: no two requests are ever in one search."""
+        """`alone`: each request has a search for itself."""
         self.limits, self.metrics, self.alone = limits, metrics, alone
         self.changed = threading.Condition()
-        self.kinds: dict[Kind, deque[Job]] = {}
-        """Requests with sentences that wait. A kind of which none waits is not here."""
-        self.jobs: dict[int, Job] = {}
-        """Of sentences that a worker has."""
-        self.unwanted: set[int] = set()
-        """Among them, those whose request is over without them."""
-        self.held: Counter[str] = Counter()
-        """Sentences of each client, waiting or not."""
+        """The lock of all state below."""
+        self.waiting: dict[Group, deque[Job]] = {}
+        """Jobs with waiting sentences. Groups without such jobs are not in it."""
+        self.running: dict[int, Job] = {}
+        """The jobs of the sentences that workers are translating, by number of the sentence."""
+        self.cancelled: set[int] = set()
+        """The sentences in `running` whose job is cancelled or has failed."""
+        self.n_sentences_of: Counter[str] = Counter()
+        """Waiting and running sentences of each client."""
         self.next_number = 0
         self.is_closed = False
         self.workers = [_Worker(self) for _ in range(n_workers)]
@@ -105,173 +109,182 @@ class Batcher:
     def submit(self, job: Job) -> None:
         with self.changed:
             if self.is_closed:
-                raise Refusal(503, "the server is going down", RETRY_SECONDS)
-            if self.held.total() + job.n_sentences > self.limits.queue:
-                raise Refusal(503, "too much is waiting already", RETRY_SECONDS)
-            if self.held[job.client] + job.n_sentences > self.limits.client_queue:
-                raise Refusal(429, "too much of yours is waiting already", RETRY_SECONDS)
-            job.number(self.next_number)
+                raise Refusal(503, "the server is shutting down", RETRY_SECONDS)
+            if self.n_sentences_of.total() + job.n_sentences > self.limits.queue:
+                raise Refusal(503, "too many sentences are waiting", RETRY_SECONDS)
+            if self.n_sentences_of[job.client] + job.n_sentences > self.limits.client_queue:
+                raise Refusal(429, "too many sentences of this client are waiting", RETRY_SECONDS)
+            job.number_sentences(self.next_number)
             if job.waiting:
                 self.next_number += job.n_sentences
-                self.held[job.client] += job.n_sentences
-                self.kinds.setdefault(self._kind(job), deque()).append(job)
+                self.n_sentences_of[job.client] += job.n_sentences
+                self.waiting.setdefault(self._group_of(job), deque()).append(job)
                 self.changed.notify_all()
         if not job.n_sentences:
-            job.end()
-        job.future.add_done_callback(lambda _: self._done(job))
+            job.finish()
+        job.future.add_done_callback(lambda _: self._drop_rest(job))
 
-    def _kind(self, job: Job) -> Kind:
-        return id(job.way.translator), job.way.settings, id(job) if self.alone else 0
+    def _group_of(self, job: Job) -> Group:
+        return id(job.settings.translator), job.settings.decode, id(job) if self.alone else 0
 
-    def _done(self, job: Job) -> None:
-        """What nobody waits for any more does not wait either."""
+    def _drop_rest(self, job: Job) -> None:
+        """Remove the waiting sentences of a job that is done, and cancel its running ones."""
         with self.changed:
             if n := len(job.waiting):
-                self.metrics.left(n)
-                self._release(job, n)
+                self.metrics.add_cancelled(n)
+                self._subtract(job, n)
                 job.waiting.clear()
-                self._remove(self._kind(job), job)
-            if job.places:
-                self.unwanted |= {number for number, other in self.jobs.items() if other is job}
+                self._remove_waiting(self._group_of(job), job)
+            if job.unfinished:
+                self.cancelled |= {number for number, other in self.running.items() if other is job}
 
-    def _remove(self, kind: Kind, job: Job) -> None:
-        self.kinds[kind].remove(job)
-        if not self.kinds[kind]:
-            del self.kinds[kind]
+    def _remove_waiting(self, group: Group, job: Job) -> None:
+        self.waiting[group].remove(job)
+        if not self.waiting[group]:
+            del self.waiting[group]
 
-    def _release(self, job: Job, n: int) -> None:
-        self.held[job.client] -= n
-        if not self.held[job.client]:
-            del self.held[job.client]
+    def _subtract(self, job: Job, n: int) -> None:
+        self.n_sentences_of[job.client] -= n
+        if not self.n_sentences_of[job.client]:
+            del self.n_sentences_of[job.client]
 
     @property
     def n_waiting(self) -> int:
         with self.changed:
-            return sum(len(job.waiting) for jobs in self.kinds.values() for job in jobs)
+            return sum(len(job.waiting) for jobs in self.waiting.values() for job in jobs)
 
     @property
     def n_running(self) -> int:
         with self.changed:
-            return len(self.jobs)
+            return len(self.running)
 
     def close(self) -> None:
-        """Whatever was not found by now fails, and nothing more is taken in."""
+        """Fail all unfinished jobs. No job is accepted afterwards."""
         with self.changed:
             self.is_closed = True
-            left = {id(job): job for job in [*self.jobs.values(), *itertools.chain(*self.kinds.values())]}
+            unfinished = {id(job): job for job in [*self.running.values(), *itertools.chain(*self.waiting.values())]}
             self.changed.notify_all()
-        for job in left.values():
-            job.end(Refusal(503, "the server is going down", RETRY_SECONDS))
+        for job in unfinished.values():
+            job.finish(Refusal(503, "the server is shutting down", RETRY_SECONDS))
 
     def join(self) -> None:
         for worker in self.workers:
             worker.thread.join(STOP_SECONDS)
 
-    # What workers ask
+    # Called by workers
 
-    def oldest_kind(self, worker: _Worker) -> Kind | None:
-        """Waits until there is one. None: there will be none."""
+    def assign_oldest_group(self, worker: _Worker) -> Group | None:
+        """Wait for a job, and assign the group that has waited longest. Return None if the batcher is closed."""
         with self.changed:
-            worker.kind = None
-            self.changed.wait_for(lambda: self.is_closed or self.kinds)
+            worker.group = None
+            self.changed.wait_for(lambda: self.is_closed or self.waiting)
             if self.is_closed:
                 return None
-            worker.kind = min(self.kinds, key=self._since)
-            return worker.kind
+            worker.group = min(self.waiting, key=self._first_arrival)
+            return worker.group
 
-    def _since(self, kind: Kind) -> float:
-        return min(job.arrived for job in self.kinds[kind])
+    def _first_arrival(self, group: Group) -> float:
+        return min(job.arrived_at for job in self.waiting[group])
 
     def take(self, worker: _Worker) -> Sentence | None:
-        """The next sentence of the worker's kind, unless it is another kind's turn, or another worker has fewer."""
+        """Return the next sentence of the worker's group. None if there is none, or if the worker must yield."""
         with self.changed:
-            kind = worker.kind
-            if kind is None or kind not in self.kinds or self._gives_way(worker, kind):
+            group = worker.group
+            if group is None or group not in self.waiting or self._must_yield(worker, group):
                 return None
-            job = self.kinds[kind].popleft()
+            job = self.waiting[group].popleft()
             sentence = job.waiting.popleft()
             if job.waiting:
-                self.kinds[kind].append(job)
-            elif not self.kinds[kind]:
-                del self.kinds[kind]
-            self.jobs[sentence.number] = job
-            worker.has.add(sentence.number)
+                self.waiting[group].append(job)
+            elif not self.waiting[group]:
+                del self.waiting[group]
+            self.running[sentence.number] = job
+            worker.numbers.add(sentence.number)
             return sentence
 
-    def _gives_way(self, worker: _Worker, kind: Kind) -> bool:
-        if any(len(other.has) < len(worker.has) for other in self.workers if other.kind in (None, kind)):
+    def _must_yield(self, worker: _Worker, group: Group) -> bool:
+        """Return whether a worker with fewer sentences can take the next one, or another group pre-empts this one."""
+        if any(len(other.numbers) < len(worker.numbers) for other in self.workers if other.group in (None, group)):
             return True
-        if len(self.kinds) == 1:
+        if len(self.waiting) == 1:
             return False
-        late = min(time.monotonic() - PATIENCE, self._since(kind))
-        return any(self._since(other) < late for other in self.kinds if other != kind)
+        latest = min(time.monotonic() - PREEMPT_SECONDS, self._first_arrival(group))
+        return any(self._first_arrival(other) < latest for other in self.waiting if other != group)
 
-    def give_back(self, worker: _Worker, number: int) -> Job | None:
-        """Whose sentence the worker no longer has."""
+    def release(self, worker: _Worker, number: int) -> Job | None:
+        """Take a sentence from its worker. Return its job, or None if the worker does not have the sentence."""
         with self.changed:
-            if number not in worker.has:
+            if number not in worker.numbers:
                 return None
-            worker.has.remove(number)
-            self.unwanted.discard(number)
-            job = self.jobs.pop(number)
-            self._release(job, 1)
+            worker.numbers.remove(number)
+            self.cancelled.discard(number)
+            job = self.running.pop(number)
+            self._subtract(job, 1)
             return job
 
-    def withdrawn(self, worker: _Worker, running: Sequence[Sentence]) -> list[int]:
-        """The places of those that nobody wants any more."""
-        if not self.unwanted:
+    def cancelled_places(self, worker: _Worker, running: Sequence[Sentence]) -> list[int]:
+        """Return the places in `running` of cancelled sentences."""
+        if not self.cancelled:
             return []
         with self.changed:
-            own = self.unwanted & worker.has
-            return [place for place, sentence in enumerate(running) if sentence.number in own]
+            numbers = self.cancelled & worker.numbers
+            return [place for place, sentence in enumerate(running) if sentence.number in numbers]
 
 
 class _Worker:
-    """A thread with a search, which is fed from the kind that the search is of."""
+    """A thread that runs one search at a time, on the sentences of one group."""
 
     def __init__(self, batcher: Batcher) -> None:
-        self.batcher, self.has, self.batch_size = batcher, set[int](), 1
-        self.kind: Kind | None = None
-        """None: it waits."""
+        self.batcher, self.batch_size = batcher, 1
+        self.numbers: set[int] = set()
+        """The sentences that it is translating."""
+        self.group: Group | None = None
+        """None while it waits."""
         self.thread = threading.Thread(target=self._work, name="search", daemon=True)
 
     def _work(self) -> None:
+        # One search per thread: the operations of a search are too small for threads inside them. PyTorch keeps this
+        # number for each thread; only threads that start later, here those of the server, also begin with it.
         torch.set_num_threads(1)
-        while self.batcher.oldest_kind(self) is not None:
+        while self.batcher.assign_oldest_group(self) is not None:
             try:
                 for sentence, hypotheses in self._search():
-                    self._found(sentence, hypotheses)
-            except Exception as error:  # theirs fail, and the next may do better
-                for number in list(self.has):
-                    if (job := self.batcher.give_back(self, number)) is not None:
-                        job.end(error)
+                    self._add_result(sentence, hypotheses)
+            except Exception as error:  # fails the jobs of this search; the worker continues with the next
+                for number in list(self.numbers):
+                    if (job := self.batcher.release(self, number)) is not None:
+                        job.finish(error)
 
     def _search(self) -> Iterator[tuple[Sentence, list[Hypothesis]]]:
-        first = self.batcher.take(self)  # by whom it is known how to search
+        first = self.batcher.take(self)  # its job has the settings of the search
         if first is None:
             return iter(())
-        way = self.batcher.jobs[first.number].way
-        self.batch_size = way.translator.batch_size_for(way.settings)
-        return way.translator.search(_Feed(self, first), way.settings, cancelled=self._withdrawn)
+        settings = self.batcher.running[first.number].settings
+        self.batch_size = settings.translator.batch_size_for(settings.decode)
+        return settings.translator.search(
+            _WorkerQueue(self, first), settings.decode, cancelled=self._cancelled_in_this_turn
+        )
 
-    def _found(self, sentence: Sentence, hypotheses: list[Hypothesis]) -> None:
-        self.batcher.metrics.found(len(sentence.source), len(hypotheses[0].ids))
-        if (job := self.batcher.give_back(self, sentence.number)) is not None:
-            job.put(sentence.number, hypotheses)
+    def _add_result(self, sentence: Sentence, hypotheses: list[Hypothesis]) -> None:
+        self.batcher.metrics.add_sentence(len(sentence.source), len(hypotheses[0].ids))
+        if (job := self.batcher.release(self, sentence.number)) is not None:
+            job.add_result(sentence.number, hypotheses)
 
-    def _withdrawn(self, running: Sequence[Sentence]) -> list[int]:
-        self.batcher.metrics.took_turn(len(self.has), self.batch_size)
-        places = self.batcher.withdrawn(self, running)
+    def _cancelled_in_this_turn(self, running: Sequence[Sentence]) -> list[int]:
+        self.batcher.metrics.add_turn(len(self.numbers), self.batch_size)
+        places = self.batcher.cancelled_places(self, running)
         for place in places:
-            self.batcher.give_back(self, running[place].number)
-        self.batcher.metrics.left(len(places))
+            self.batcher.release(self, running[place].number)
+        self.batcher.metrics.add_cancelled(len(places))
         return places
 
 
-class _Feed:
+class _WorkerQueue:
+    """The sentences of a search: `first`, then those that the batcher gives to the worker."""
+
     def __init__(self, worker: _Worker, first: Sentence) -> None:
         self.worker, self.first = worker, [first]
 
     def get(self, wait: bool) -> Sentence | None:
-        """Where none is there the search ends, and whoever waits does so for the next of any kind."""
+        """Return the next sentence, without waiting: if there is none, the search ends and its worker waits instead."""
         return self.first.pop() if self.first else self.worker.batcher.take(self.worker)

@@ -1,100 +1,90 @@
-"""What the server gives nobody more of. Everything is bounded, and the defaults exist here alone."""
+"""Request limits and their defaults, the refusal of a request, and the rate limit per client.
+
+No resource is unbounded. A client is identified by its IP address.
+"""
 
 from __future__ import annotations
 
-import difflib
 import math
 import time
-import typing
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 
+from transduce.config import parse_settings
 from transduce.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """A client is an address."""
+    """Each field names the status code of a request that exceeds it."""
 
     header_bytes: int = 16_384
-    """Of a request's address and headers; more: 431, or 400 while they go on."""
+    """Bytes of a request's address and headers. If exceeded: 431, or 400 if the headers have not ended by then."""
     body_bytes: int = 100_000
-    """Of a request's body; more: 413."""
+    """Bytes of a request's body. If exceeded: 413."""
     characters: int = 5_000
-    """Of all texts of a request; more: 413."""
+    """Characters of all texts of a request. If exceeded: 413."""
     texts: int = 100
-    """In the list q; more: 413."""
+    """Texts in the list q. If exceeded: 413."""
     sentences: int = 200
-    """In a request: one for each line, and more for a long line; more: 413."""
+    """Sentences of a request: one for each line, and more for a long line. If exceeded: 413."""
     tokens: int = 4_000
-    """Subwords of a request's texts; more: 413."""
+    """Tokens of all texts of a request. If exceeded: 413."""
     sentence_tokens: int = 500
-    """Subwords of what cannot be split, such as a letter under a thousand accents; more: 413."""
+    """Tokens of a sentence that cannot be split, such as a letter with a thousand accents. If exceeded: 413."""
     beam: int = 8
-    """The widest; wider: 422."""
+    """Beam size that a request may set. If exceeded: 422."""
     alternatives: int = 4
-    """Beside the best; more: 422."""
+    """Alternatives in addition to the best translation. If exceeded: 422."""
     explained_texts: int = 16
-    """In the list q of /explain; more: 413."""
+    """Texts in the list q of /explain. If exceeded: 413."""
     explained_tokens: int = 256
-    """Subwords of each sentence of /explain, and of a prefix; more: 413."""
+    """Tokens of each sentence of /explain, and of its prefix. If exceeded: 413."""
     inspected_tokens: int = 128
-    """Subwords of the text of /inspect, whose answer grows with their square, and of its prefix; more: 413."""
+    """Tokens of the text of /inspect, and of its prefix; the response grows with their square. If exceeded: 413."""
     explaining: int = 32
-    """Requests of all clients to /explain, /inspect and /embed that wait for a pass of the model; more: 503."""
+    """Requests to /explain, /inspect and /embed in progress, for all clients together. If exceeded: 503."""
     queue: int = 2_000
-    """Sentences of all clients that wait or are being translated; more: 503."""
+    """Sentences that wait or are being translated, for all clients together. If exceeded: 503."""
     client_queue: int = 500
-    """The same of one client; more: 429."""
+    """Sentences that wait or are being translated, for one client. If exceeded: 429."""
     client_rate: float = 20.0
-    """Requests a second of one client, in the long run; more: 429."""
+    """Requests per second of one client, on average. If exceeded: 429."""
     client_burst: int = 60
-    """Requests of one client at once, after a rest; more: 429."""
+    """Requests that one client may send at once after a pause. If exceeded: 429."""
     client_connections: int = 100
-    """Of one client, at a time; more: 429."""
+    """Open connections of one client. If exceeded: 429."""
     connections: int = 1_000
-    """Of all clients; more: 503."""
+    """Open connections of all clients together. If exceeded: 503."""
     request_seconds: float = 30.0
-    """From a request's last byte to its answer; longer: 503."""
+    """Seconds from the last byte of a request to its response. If exceeded: 503."""
     body_seconds: float = 10.0
-    """For a request's body to come; longer: 408."""
+    """Seconds for the body of a request to arrive. If exceeded: 408."""
     header_seconds: float = 10.0
-    """For a request's headers to come, from the connection or the last answer on; longer: closed."""
+    """Seconds for the headers of a request to arrive, counted from the connection or from the last response. If
+    exceeded: the connection is closed."""
     drain_seconds: float = 20.0
-    """After SIGTERM, for what was accepted to be answered."""
+    """Seconds after SIGTERM in which accepted requests are still answered."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if not 0 < value < math.inf:
-                raise ConfigError(f"limit {field.name} is {value}, must be above 0 and finite: nothing is unbounded")
+                raise ConfigError(f"limit {field.name} is {value}, must be above 0 and finite: no limit can be removed")
         if self.alternatives >= self.beam:
             raise ConfigError(
-                f"limit alternatives is {self.alternatives}, must be below limit beam, {self.beam}: change that one too"
+                f"limit alternatives is {self.alternatives}, must be below limit beam, {self.beam}: change both"
             )
 
     def changed(self, settings: Iterable[str]) -> Limits:
-        """By texts that read name=value."""
-        kinds, changes = typing.get_type_hints(Limits), {}
-        for setting in settings:
-            name, equals, text = (part.strip() for part in setting.partition("="))
-            if not equals:
-                raise ConfigError(f"--limit {setting!r} must read name=value: for example characters=20000")
-            if name not in kinds:
-                near = difflib.get_close_matches(name, kinds, n=1)
-                remedy = f"did you mean {near[0]}?" if near else f"choose from {', '.join(kinds)}"
-                raise ConfigError(f"{name!r} is no limit: {remedy}")
-            try:
-                changes[name] = kinds[name](text)
-            except ValueError:
-                kind = "a whole number" if kinds[name] is int else "a number"
-                raise ConfigError(f"limit {name} is {text!r}, must be {kind}: give one") from None
+        """Return these limits, changed by texts such as `characters=20000`."""
+        changes = parse_settings(Limits, settings, flag="--limit", example="characters=20000", noun="limit")
         return replace(self, **changes)
 
 
 class Refusal(Exception):
-    """What a client is told instead of an answer."""
+    """An error response: status code, message for the client, and headers."""
 
     def __init__(self, code: int, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -104,24 +94,26 @@ class Refusal(Exception):
             self.headers["www-authenticate"] = "Bearer"
 
 
-MOST_CLIENTS = 10_000
-"""That are remembered. Who was forgotten may come at once, as who is new."""
+RETRY_SECONDS = 2.0
+"""Sent as Retry-After with status 503."""
+MAX_CLIENTS = 10_000
+"""Clients with a stored bucket. A client whose bucket was dropped starts again with a full one."""
 
 
-class Rate:
-    """A bucket of tokens for each client: a request takes one, and they come back at a steady rate."""
+class RateLimit:
+    """A token bucket for each client: each request takes one token, and tokens are added at a constant rate."""
 
-    def __init__(self, a_second: float, burst: int, now: Callable[[], float] = time.monotonic) -> None:
-        self.a_second, self.burst, self.now = a_second, burst, now
+    def __init__(self, per_second: float, burst: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.per_second, self.burst, self.now = per_second, burst, now
         self.buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Tokens, and when they were counted; who came last stands last."""
+        """Tokens and the time at which they were counted, by client. The most recent client is last."""
 
     def take(self, client: str) -> None:
         now = self.now()
-        tokens, then = self.buckets.pop(client, (float(self.burst), now))
-        tokens = min(self.burst, tokens + (now - then) * self.a_second)
-        self.buckets[client] = (tokens - 1 if tokens >= 1 else tokens), now
-        if len(self.buckets) > MOST_CLIENTS:
+        n_tokens, counted_at = self.buckets.pop(client, (float(self.burst), now))
+        n_tokens = min(self.burst, n_tokens + (now - counted_at) * self.per_second)
+        self.buckets[client] = (n_tokens - 1 if n_tokens >= 1 else n_tokens), now
+        if len(self.buckets) > MAX_CLIENTS:
             self.buckets.popitem(last=False)
-        if tokens < 1:
-            raise Refusal(429, "too many requests: slow down", (1 - tokens) / self.a_second)
+        if n_tokens < 1:
+            raise Refusal(429, "too many requests: slow down", (1 - n_tokens) / self.per_second)

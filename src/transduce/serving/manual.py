@@ -1,4 +1,4 @@
-"""The OpenAPI document as a page to read, at /docs: plain HTML, of this server alone."""
+"""The OpenAPI document as a readable page at /docs: plain HTML without third-party requests."""
 
 from collections.abc import Iterator
 from html import escape
@@ -23,8 +23,8 @@ HEAD = """<!doctype html>
 <body>
 <header class="translator bar">
   <h1><img src="icon.svg" alt="" width="28" height="28">transduce: the API</h1>
-  <p class="note">Translation as <a href="https://github.com/LibreTranslate/LibreTranslate">LibreTranslate</a>'s,
-  and more. For programs: <a href="openapi.json">openapi.json</a>. The page to translate with: <a href="./">/</a></p>
+  <p class="note">Compatible with <a href="https://github.com/LibreTranslate/LibreTranslate">LibreTranslate</a>,
+  with more routes. For programs: <a href="openapi.json">openapi.json</a>. <a href="./">Back to the translator</a></p>
 </header>
 <main>
 <div class="translator manual">
@@ -33,26 +33,26 @@ FOOT = "</div>\n</main>\n</body>\n</html>\n"
 
 
 def add_manual(app: "FastAPI") -> None:
-    """After all other routes, of which it tells."""
+    """Add the page at /docs. It lists all other routes, so it must be added after them."""
     from starlette.requests import Request
     from starlette.responses import HTMLResponse
 
     page = manual(app.openapi())
 
-    async def answer(request: Request) -> HTMLResponse:
+    async def respond(request: Request) -> HTMLResponse:
         return HTMLResponse(page, headers={"content-security-policy": POLICY})
 
-    app.router.add_route(MANUAL, answer, methods=["GET", "HEAD"])
+    app.router.add_route(MANUAL, respond, methods=["GET", "HEAD"])
 
 
 def manual(document: dict[str, Any]) -> str:
-    routes = [
+    sections = [
         line
         for path, methods in document["paths"].items()
         for method, route in methods.items()
         for line in _route(path, method, route)
     ]
-    return HEAD + "\n".join(routes) + "\n" + FOOT
+    return HEAD + "\n".join(sections) + "\n" + FOOT
 
 
 def _route(path: str, method: str, route: dict[str, Any]) -> Iterator[str]:
@@ -60,32 +60,32 @@ def _route(path: str, method: str, route: dict[str, Any]) -> Iterator[str]:
     yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>"
     yield f"<p>{escape(route['summary'])}</p>"
     if "requestBody" in route:
-        forms = route["requestBody"]["content"]
-        yield f'<p class="note">As {escape(" or ".join(forms))}:</p>'
-        yield from _fields(next(iter(forms.values()))["schema"])
-    yield "<h3>Answers</h3>\n<dl>"
-    for code, answer in route["responses"].items():
-        yield f"<dt><code>{escape(code)}</code></dt><dd>{escape(answer['description'])}</dd>"
+        content = route["requestBody"]["content"]
+        yield f'<p class="note">The body, as {escape(" or ".join(content))}:</p>'
+        yield from _fields(next(iter(content.values()))["schema"])
+    yield "<h3>Responses</h3>\n<dl>"
+    for code, response in route["responses"].items():
+        yield f"<dt><code>{escape(code)}</code></dt><dd>{escape(response['description'])}</dd>"
     yield "</dl>\n</section>"
 
 
 def _fields(schema: dict[str, Any]) -> Iterator[str]:
     yield "<dl>"
     for name, field in schema["properties"].items():
-        needed = ["needed"] if name in schema.get("required", ()) else []
+        required = ["required"] if name in schema.get("required", ()) else []
         default = [f"default {field['default']}"] if "default" in field else []
-        said = ", ".join([_kind(field), *needed, *default])
+        facts = ", ".join([_type_name(field), *required, *default])
         description = f" {field['description']}" if "description" in field else ""
         yield f"<dt><code>{escape(name)}</code></dt>"
-        yield f'<dd><span class="note">{escape(said)}</span>{escape(description)}</dd>'
+        yield f'<dd><span class="note">{escape(facts)}</span>{escape(description)}</dd>'
     yield "</dl>"
 
 
-def _kind(schema: dict[str, Any]) -> str:
+def _type_name(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return " or ".join(map(str, schema["enum"]))
     if "oneOf" in schema:
-        return " or ".join(map(_kind, schema["oneOf"]))
+        return " or ".join(map(_type_name, schema["oneOf"]))
     if schema["type"] == "array":
-        return f"a list of {_kind(schema['items'])}s"
+        return f"a list of {_type_name(schema['items'])}s"
     return str(schema["type"])

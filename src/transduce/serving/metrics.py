@@ -1,4 +1,4 @@
-"""Counts, in the text form that Prometheus reads."""
+"""Counters and histograms in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -20,74 +20,77 @@ class Histogram:
         self.total += value
 
     def lines(self, name: str) -> list[str]:
-        found, so_far = [], 0
+        lines, n_so_far = [], 0
         for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
-            so_far += count
-            found.append(f'{name}_bucket{{le="{bound}"}} {so_far}')
-        return [*found, f"{name}_sum {self.total:.6f}", f"{name}_count {so_far}"]
+            n_so_far += count
+            lines.append(f'{name}_bucket{{le="{bound}"}} {n_so_far}')
+        return [*lines, f"{name}_sum {self.total:.6f}", f"{name}_count {n_so_far}"]
 
 
 class Metrics:
-    """Written by the event loop and by the threads that search."""
+    """Updated by the event loop and by the search threads."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.requests: dict[tuple[str, int], int] = defaultdict(int)
+        self.n_requests: dict[tuple[str, int], int] = defaultdict(int)
+        """By path and status code."""
         self.seconds, self.fill = Histogram(SECONDS), Histogram(SHARES)
-        self.sentences = self.withdrawn = self.source_tokens = self.target_tokens = self.turns = 0
+        self.n_sentences = self.n_cancelled = self.n_source_tokens = self.n_target_tokens = self.n_turns = 0
 
-    def answered(self, path: str, code: int, seconds: float) -> None:
+    def add_response(self, path: str, code: int, seconds: float) -> None:
         with self.lock:
-            self.requests[path, code] += 1
+            self.n_requests[path, code] += 1
             self.seconds.add(seconds)
 
-    def took_turn(self, n_running: int, batch_size: int) -> None:
+    def add_turn(self, n_running: int, batch_size: int) -> None:
         with self.lock:
-            self.turns += 1
+            self.n_turns += 1
             self.fill.add(n_running / batch_size)
 
-    def found(self, n_source: int, n_target: int) -> None:
+    def add_sentence(self, n_source: int, n_target: int) -> None:
         with self.lock:
-            self.sentences += 1
-            self.source_tokens += n_source
-            self.target_tokens += n_target
+            self.n_sentences += 1
+            self.n_source_tokens += n_source
+            self.n_target_tokens += n_target
 
-    def left(self, n: int) -> None:
+    def add_cancelled(self, n: int) -> None:
         with self.lock:
-            self.withdrawn += n
+            self.n_cancelled += n
 
     def text(self, n_waiting: int, n_running: int) -> str:
         with self.lock:
             requests = [
                 f'transduce_requests_total{{path="{path}",code="{code}"}} {count}'
-                for (path, code), count in sorted(self.requests.items())
+                for (path, code), count in sorted(self.n_requests.items())
             ]
             parts = [
-                ("requests_total", "counter", "Answers, by path and code.", requests),
+                ("requests_total", "counter", "Responses, by path and status code.", requests),
                 (
                     "request_seconds",
                     "histogram",
-                    "From a request to its answer.",
+                    "Seconds from a request to its response.",
                     self.seconds.lines("transduce_request_seconds"),
                 ),
                 (
                     "batch_fill",
                     "histogram",
-                    "Share of a batch's places taken, by turns of the search.",
+                    "Share of the batch that is in use, for each turn of a search.",
                     self.fill.lines("transduce_batch_fill"),
                 ),
             ]
             numbers = [
                 ("queue_sentences", "gauge", "Sentences that wait.", n_waiting),
                 ("running_sentences", "gauge", "Sentences that are being translated.", n_running),
-                ("sentences_total", "counter", "Sentences translated.", self.sentences),
-                ("withdrawn_sentences_total", "counter", "Sentences that nobody waited for any more.", self.withdrawn),
-                ("source_tokens_total", "counter", "Subwords read, end marks counted.", self.source_tokens),
-                ("target_tokens_total", "counter", "Subwords of the best translations.", self.target_tokens),
-                ("turns_total", "counter", "Steps of all searches.", self.turns),
+                ("sentences_total", "counter", "Sentences translated.", self.n_sentences),
+                ("withdrawn_sentences_total", "counter", "Sentences cancelled.", self.n_cancelled),
+                ("source_tokens_total", "counter", "Source tokens, end marks included.", self.n_source_tokens),
+                ("target_tokens_total", "counter", "Tokens of the best translations.", self.n_target_tokens),
+                ("turns_total", "counter", "Turns of all searches.", self.n_turns),
             ]
-        parts += [(name, kind, told, [f"transduce_{name} {value}"]) for name, kind, told, value in numbers]
+        parts += [
+            (name, kind, description, [f"transduce_{name} {value}"]) for name, kind, description, value in numbers
+        ]
         return "".join(
-            "\n".join([f"# HELP transduce_{name} {told}", f"# TYPE transduce_{name} {kind}", *lines]) + "\n"
-            for name, kind, told, lines in parts
+            "\n".join([f"# HELP transduce_{name} {description}", f"# TYPE transduce_{name} {kind}", *lines]) + "\n"
+            for name, kind, description, lines in parts
         )

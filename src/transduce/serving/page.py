@@ -1,4 +1,4 @@
-"""The page at /: a few files, each by its name. No path from a request ever reaches the file system."""
+"""The page at /: a fixed list of files. The path of a request is never used as a path in the file system."""
 
 import hashlib
 from functools import partial
@@ -14,7 +14,7 @@ FILES = {
     "/": ("translate.html", HTML),
     "/translate.css": ("translate.css", CSS),
     "/translate.js": ("translate.js", JS),
-    "/asking.js": ("asking.js", JS),
+    "/api.js": ("api.js", JS),
     "/words.js": ("words.js", JS),
     "/style.css": ("style.css", CSS),
     "/inspector.js": ("inspector.js", JS),
@@ -36,7 +36,7 @@ POLICY = "; ".join(
         "trusted-types 'none'",
     ]
 )
-"""The last two: whatever would turn text into HTML or script throws, whoever wrote it."""
+"""The content-security policy. With the last two lines, turning text into HTML or script raises an error."""
 
 
 class File(NamedTuple):
@@ -45,12 +45,12 @@ class File(NamedTuple):
 
 
 def read(path: str) -> File:
-    name, kind = FILES[path]
+    name, content_type = FILES[path]
     content = (FOLDER / name).read_bytes()
     headers = {
-        "content-type": kind if kind.startswith("image/") else f"{kind}; charset=utf-8",
+        "content-type": content_type if content_type.startswith("image/") else f"{content_type}; charset=utf-8",
         "content-security-policy": POLICY,
-        # Asked again each time, and sent again only where it has changed: a page never meets another version's script.
+        # Browsers revalidate each time, so a page never loads the script of another version.
         "cache-control": "no-cache",
         "etag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
     }
@@ -61,11 +61,11 @@ def add_page(app: "FastAPI") -> None:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    async def answer(file: File, request: Request) -> Response:
-        known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-        if file.headers["etag"] in known or "*" in known:
+    async def respond(file: File, request: Request) -> Response:
+        cached_tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+        if file.headers["etag"] in cached_tags or "*" in cached_tags:
             return Response(status_code=304, headers=file.headers)
         return Response(file.content, headers=file.headers)
 
     for path in FILES:
-        app.router.add_route(path, partial(answer, read(path)), methods=["GET", "HEAD"])
+        app.router.add_route(path, partial(respond, read(path)), methods=["GET", "HEAD"])

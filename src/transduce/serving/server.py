@@ -1,4 +1,4 @@
-"""uvicorn, with patience that ends: who says nothing is cut off, and SIGTERM waits for what was accepted."""
+"""Run the application with uvicorn, with time limits for slow clients and an orderly shutdown after SIGTERM."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from transduce.engines.choose import Engine
 from transduce.errors import ConfigError
-from transduce.runtime import release_memory
+from transduce.runtime import configure, release_memory
+from transduce.serving.application import make_app
 from transduce.serving.guard import Access, client_of
 from transduce.serving.limits import Limits
-from transduce.serving.service import Service
+from transduce.serving.service import LogFields, Service
 
-SHORTEST_TOKEN = 16
-TIDY_SECONDS = 20
-"""After which memory that was needed once is given back."""
+MIN_TOKEN_LENGTH = 16
+RELEASE_MEMORY_SECONDS = 20
+"""Interval at which unused memory is returned to the system."""
 CLOSE_SECONDS = 2
-"""For connections to end, once all is answered."""
-FULL = (
+"""Time for connections to close, once all requests have their response."""
+TOO_MANY_CONNECTIONS = (
     b"HTTP/1.1 %d %s\r\nretry-after: 2\r\nconnection: close\r\ncontent-type: application/json\r\n"
     b"content-length: 33\r\n\r\n" + b'{"error": "too many connections"}'
 )
@@ -45,10 +47,10 @@ def read_token(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"--token-file {path} cannot be read ({reason}): give a file with the token") from None
-    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+    if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"the token in {path} must be of {SHORTEST_TOKEN} or more ASCII characters without spaces: "
-            "openssl rand -hex 32 makes one"
+            f"the token in {path} must have {MIN_TOKEN_LENGTH} or more ASCII characters and no spaces: "
+            "create one with openssl rand -hex 32"
         )
     return token
 
@@ -56,8 +58,8 @@ def read_token(path: Path) -> str:
 def check_address(host: str, token: str | None, *, without_token: bool) -> None:
     if not is_loopback(host) and token is None and not without_token:
         raise ConfigError(
-            f"--host {host} can be reached by others, and there is no token: add --token-file FILE, "
-            "or --without-token if all who reach it may use it"
+            f"--host {host} can be reached from other machines, and there is no token: add --token-file FILE, "
+            "or --without-token if everyone who can reach the server may use it"
         )
 
 
@@ -67,42 +69,42 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=512)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{host}, port {port} cannot be listened at ({reason}): choose another by --port") from None
+        raise ConfigError(f"cannot listen at {host}, port {port} ({reason}): choose another with --port") from None
 
 
-def log_line(values: dict[str, Any]) -> None:
-    """JSON, so that nothing that a client sends can look like another line."""
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    print(json.dumps({"time": stamp, **values}), file=sys.stderr, flush=True)
+def log_line(fields: LogFields) -> None:
+    """Print one line of JSON. JSON escapes line breaks, so nothing that a client sends can look like another line."""
+    timestamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    print(json.dumps({"time": timestamp, **fields}), file=sys.stderr, flush=True)
 
 
 def make_server(app: Any, service: Service, proxies: Sequence[str] = ()) -> Any:
-    """`proxies`: addresses whose word about a client's address is taken."""
+    """`proxies`: addresses whose X-Forwarded-For header is trusted."""
     import uvicorn
 
     limits = service.limits
 
     class Server(uvicorn.Server):
-        """The first signal ends what is accepted, the second the server."""
+        """The first signal makes it finish the accepted requests and exit; the second makes it exit at once."""
 
-        stop_at = tidy_at = 0.0
-        tidying: asyncio.Future[None] | None = None
-        """Held, or nobody would."""
+        drain_until = next_release_at = 0.0
+        releasing: asyncio.Future[None] | None = None
+        """Stored because asyncio keeps only a weak reference to a task."""
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             if service.is_draining:
                 self.should_exit = True
-            service.is_draining, self.stop_at = True, time.monotonic() + limits.drain_seconds
+            service.is_draining, self.drain_until = True, time.monotonic() + limits.drain_seconds
 
         async def on_tick(self, counter: int) -> bool:
             if service.is_draining:
-                is_late = time.monotonic() > self.stop_at
+                is_late = time.monotonic() > self.drain_until
                 if is_late:
                     service.batcher.close()
                 self.should_exit |= is_late or service.n_accepted == 0
-            if time.monotonic() > self.tidy_at:
-                self.tidy_at = time.monotonic() + TIDY_SECONDS
-                self.tidying = asyncio.ensure_future(asyncio.to_thread(release_memory))
+            if time.monotonic() > self.next_release_at:
+                self.next_release_at = time.monotonic() + RELEASE_MEMORY_SECONDS
+                self.releasing = asyncio.ensure_future(asyncio.to_thread(release_memory))
             return await super().on_tick(counter)
 
     config = uvicorn.Config(
@@ -126,28 +128,28 @@ def make_server(app: Any, service: Service, proxies: Sequence[str] = ()) -> Any:
 def _protocol(limits: Limits, has_proxy: bool) -> type[Any]:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    connected: Counter[str] = Counter()
+    n_connections_of: Counter[str] = Counter()
 
-    class Impatient(H11Protocol):
-        """uvicorn waits for ever for a request to begin, and for its headers to end."""
+    class LimitedProtocol(H11Protocol):
+        """HTTP with limits for connections and for the time of headers, for which uvicorn itself has no limit."""
 
-        of = ""
+        address = ""
         is_counted = False
-        clock: Any = None
+        timer: Any = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            # asyncio does so only for sockets that were made as TCP's by number. Without it each answer waits for
-            # the client's system to say that its headers have come, which is 40 ms.
+            # asyncio sets TCP_NODELAY only on sockets that were created with the protocol number of TCP. Without it,
+            # the body of each response waits until the client's system has acknowledged the headers: 40 ms.
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.of = client_of({"client": self.client})
-            if not has_proxy and connected[self.of] >= limits.client_connections:
-                transport.write(FULL % (429, b"Too Many Requests"))
-            elif connected.total() >= limits.connections:
-                transport.write(FULL % (503, b"Service Unavailable"))
+            self.address = client_of({"client": self.client})
+            if not has_proxy and n_connections_of[self.address] >= limits.client_connections:
+                transport.write(TOO_MANY_CONNECTIONS % (429, b"Too Many Requests"))
+            elif n_connections_of.total() >= limits.connections:
+                transport.write(TOO_MANY_CONNECTIONS % (503, b"Service Unavailable"))
             else:
                 self.is_counted = True
-                connected[self.of] += 1
+                n_connections_of[self.address] += 1
                 self._wait_for_headers()
                 return
             transport.close()
@@ -158,28 +160,39 @@ def _protocol(limits: Limits, has_proxy: bool) -> type[Any]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
-            if self.clock is not None:
-                self.clock.cancel()
+            if self.timer is not None:
+                self.timer.cancel()
             if self.is_counted:
-                connected[self.of] -= 1
-                if not connected[self.of]:
-                    del connected[self.of]
+                n_connections_of[self.address] -= 1
+                if not n_connections_of[self.address]:
+                    del n_connections_of[self.address]
 
         def on_response_complete(self) -> None:
             self._wait_for_headers()
             super().on_response_complete()
 
         def _wait_for_headers(self) -> None:
-            if self.clock is not None:
-                self.clock.cancel()
-            before = self.cycle
-            self.clock = self.loop.call_later(limits.header_seconds, self._give_up, before)
+            if self.timer is not None:
+                self.timer.cancel()
+            self.timer = self.loop.call_later(limits.header_seconds, self._close_unless_new_request, self.cycle)
 
-        def _give_up(self, before: Any) -> None:
-            if self.cycle is before and not self.transport.is_closing():
+        def _close_unless_new_request(self, last_request: Any) -> None:
+            if self.cycle is last_request and not self.transport.is_closing():
                 self.transport.close()
 
-    return Impatient
+    return LimitedProtocol
+
+
+def report_engines(service: Service, log: Callable[[LogFields], None]) -> None:
+    """Log the engine of each direction and the reason for it, and print one line for each engine."""
+    directions_of: dict[Engine, list[str]] = {}
+    for (source, target), engine in service.engines.items():
+        directions_of.setdefault(engine, []).append(f"{source}-{target}")
+    for fields in service.engine_fields():
+        log({"event": "engine", **fields})
+    for engine, directions in directions_of.items():
+        text = " ".join(str(engine).split())  # the output of a compiler can have several lines
+        print(f"engine for {', '.join(directions)}: {text}", file=sys.stderr, flush=True)
 
 
 def serve(
@@ -191,23 +204,26 @@ def serve(
     proxies: Sequence[str] = (),
     log_text: bool = False,
     quiet: bool = False,
+    with_direct_routes: bool = True,
 ) -> None:
-    """Until a signal comes."""
-    from transduce.serving.application import make_app
-
+    """Serve until a signal arrives. `with_direct_routes`: see `make_app`."""
+    log: Callable[[LogFields], None] = (lambda fields: None) if quiet else log_line
+    for device in {translator.device.type for translator in service.directions.values()}:
+        configure(device)
     with listen(host, port) as listening:
-        app = make_app(service, access, (lambda values: None) if quiet else log_line, log_text=log_text)
+        app = make_app(service, access, log, log_text=log_text, with_direct_routes=with_direct_routes)
         server = make_server(app, service, proxies)
-        at = f"[{host}]" if ":" in host else host
-        address = f"http://{at}:{listening.getsockname()[1]}"
+        host_in_url = f"[{host}]" if ":" in host else host
+        url = f"http://{host_in_url}:{listening.getsockname()[1]}"
         errors: list[Exception] = []
 
         def warm_up() -> None:
             try:
                 service.start()
                 gc.collect()
-                gc.freeze()  # what is there now stays: looking through it again and again cost a twentieth of speed
-                print(f"serving at {address}", file=sys.stderr, flush=True)
+                gc.freeze()  # otherwise the collector scans all models again and again
+                report_engines(service, log)
+                print(f"serving at {url}", file=sys.stderr, flush=True)
             except Exception as error:
                 errors.append(error)
                 server.should_exit = True

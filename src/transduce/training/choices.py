@@ -1,4 +1,7 @@
-"""What a run needs to know of its machine: chosen once, before the first step, by measuring where that is the way."""
+"""What a run needs to know about its machine: device, precision, threads and kind of passes.
+
+It is chosen once, before the first step. On a CPU, precision and threads are chosen by measuring.
+"""
 
 from __future__ import annotations
 
@@ -16,69 +19,62 @@ from typing import Any, Literal, get_args
 import torch
 
 from transduce.config import ModelConfig, RunConfig
-from transduce.data.parallel import environment_of_children
+from transduce.data.parallel import child_environment
 from transduce.errors import ConfigError
-from transduce.runtime import (
-    cache_folder,
-    check_device,
-    configure,
-    default_device,
-    keep_memory,
-    n_cores,
-    processor_name,
-)
-from transduce.training.passes.written import MOST_WORKERS, why_not, written_passes
+from transduce.runtime import cache_folder, check_device, configure, default_device, n_cores, processor_name
+from transduce.training.passes.written import MAX_WORKERS, why_not, written_passes
 
 Dtype = Literal["float32", "bfloat16"]
-Way = Literal["written", "plain"]
+PassKind = Literal["written", "plain"]
 
 CPU_MICRO_TOKENS = 4096
-"""On a CPU a larger pass only leaves its caches."""
+"""On a CPU, a larger pass does not fit into the caches and is not faster."""
 MEASURED_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Not among them: torch.compile, which does not pay while shapes are many (benchmarks/LOG.md)."""
+    """There is no choice of torch.compile: it does not pay with many shapes (benchmarks/LOG.md)."""
 
     device: str
     dtype: Dtype
-    """Of the passes; weights, gradients and moments are float32."""
+    """The precision of the passes. Weights, gradients and moments are float32."""
     n_threads: int
     micro_tokens: int
-    """Positions of source and of target, padding counted, that go through the model at once."""
+    """The most source positions, and the most target positions, of one pass, padding included."""
     deterministic: bool
-    """On a GPU, the same bits each time, at some cost. On a CPU they always are."""
-    way: Way = "plain"
-    """Passes written out in `passes.py`, or as `model.py` and autograd have them. A run from before there was a choice
-    is plain."""
+    """On a GPU: every run gives the same bits, which costs some speed. On a CPU every run does anyway."""
+    way: PassKind = "plain"
+    """The passes written out in `passes/written.py`, or the plain ones of `model.py` and autograd. The default serves
+    files from before there was a choice."""
     why_plain: str | None = None
 
-    def apply(self) -> None:
-        """To this process."""
+    def configure_process(self) -> None:
+        """Changes process-wide settings of PyTorch and of the allocator. `run.train` calls it; constructors do not."""
         configure(self.device, self.n_inner_threads)
         if self.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
-            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads what it has not written
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no code reads memory before writing it
         if self.device == "cuda":
             torch.set_float32_matmul_precision("high")
 
     @property
     def n_inner_threads(self) -> int:
-        """Of one operation in training: passes that are written out have workers instead."""
+        """Threads of one operation during training: written passes also run several workers at once."""
         if self.device == "cpu" and self.way == "written":
-            return max(1, self.n_threads // MOST_WORKERS)
+            return max(1, self.n_threads // MAX_WORKERS)
         return self.n_threads
 
     @contextlib.contextmanager
     def all_threads(self) -> Iterator[None]:
-        """For what is not training."""
+        """Gives one operation all threads, for work outside the passes, and restores the number afterwards."""
+        n_before = torch.get_num_threads()
         torch.set_num_threads(self.n_threads)
         try:
             yield
         finally:
-            torch.set_num_threads(self.n_inner_threads)
+            torch.set_num_threads(n_before)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16")
@@ -87,13 +83,13 @@ class Choices:
 def choose(
     config: RunConfig, device: str | None, n_ranks: int, longest: int, deterministic: bool, passes: str | None = None
 ) -> Choices:
-    """`device` None: a GPU where there is one. `longest`: tokens of a sentence, which a pass must hold. `passes`: a
-    `Way`, or None for what is best."""
+    """`device`: None means a GPU if there is one. `longest`: tokens of the longest sentence, which a pass must hold.
+    `passes`: a `PassKind`, or None for the fastest."""
     check_device(device)
     device = device or default_device()
     share = min(config.data.batch_tokens, max(longest, -(-config.data.batch_tokens // n_ranks)))
     reason = why_plain(config.model, device, passes)
-    way: Way = "written" if reason is None else "plain"
+    way: PassKind = "written" if reason is None else "plain"
     if device == "cuda":
         return Choices(
             device=device,
@@ -117,9 +113,9 @@ def choose(
 
 
 def why_plain(config: ModelConfig, device: str, passes: str | None) -> str | None:
-    """Why passes are not those written out, in words; None where they are."""
+    """The reason for plain passes, in words; None if passes are written out."""
     if passes == "plain":
-        return "as asked for"
+        return "--passes is plain"
     if device == "cuda" and importlib.util.find_spec("triton") is None:
         reason: str | None = "Triton is not installed"
     elif device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -127,32 +123,34 @@ def why_plain(config: ModelConfig, device: str, passes: str | None) -> str | Non
     else:
         reason = why_not(config, device)
     if reason is not None and passes == "written":
-        raise ConfigError(f"--passes is written, but {reason}: leave it out")
+        raise ConfigError(f"--passes is written, but {reason}: leave --passes out")
     return reason
 
 
 def check_passes(passes: str | None) -> None:
-    if passes not in (None, *get_args(Way)):
-        raise ConfigError(f"--passes is {passes!r}, must be {' or '.join(get_args(Way))}: leave it out for the best")
+    if passes not in (None, *get_args(PassKind)):
+        raise ConfigError(
+            f"--passes is {passes!r}, must be {' or '.join(get_args(PassKind))}: leave it out to use the fastest"
+        )
 
 
 def fastest_on_cpu(model: ModelConfig, n_ranks: int) -> tuple[Dtype, int]:
-    """By trying, each way in a process of its own: some ways end it on some machines."""
+    """Measures each candidate in a process of its own: on some machines, some of them crash."""
     share = max(1, n_cores() // n_ranks)
-    ways: list[tuple[Dtype, int]] = [("float32", n) for n in dict.fromkeys((share, max(1, share // 2), 1))]
-    remembered = _Remembered(model, share)
-    if (known := remembered.get()) is not None:
+    candidates: list[tuple[Dtype, int]] = [("float32", n) for n in dict.fromkeys((share, max(1, share // 2), 1))]
+    cache = _SpeedCache(model, share)
+    if (known := cache.get()) is not None:
         return known
-    speeds = {way: measure_in_a_process(model, *way) for way in ways}
-    best = max(speeds, key=lambda way: speeds[way])
+    speeds = {candidate: measure_in_a_process(model, *candidate) for candidate in candidates}
+    best = max(speeds, key=lambda candidate: speeds[candidate])
     speeds["bfloat16", best[1]] = measure_in_a_process(model, "bfloat16", best[1])
-    best = max(speeds, key=lambda way: speeds[way])
-    remembered.put(best)
+    best = max(speeds, key=lambda candidate: speeds[candidate])
+    cache.put(best)
     return best
 
 
-class _Remembered:
-    """From run to run, for a machine and a size of model."""
+class _SpeedCache:
+    """The fastest precision and number of threads, kept between runs for each machine and size of model."""
 
     def __init__(self, model: ModelConfig, n_cores: int) -> None:
         self.path = cache_folder() / "fastest.json"
@@ -168,7 +166,7 @@ class _Remembered:
         return ("bfloat16" if dtype == "bfloat16" else "float32"), max(1, int(n_threads))
 
     def put(self, best: tuple[Dtype, int]) -> None:
-        with contextlib.suppress(OSError):  # a home that cannot be written only costs the time of measuring again
+        with contextlib.suppress(OSError):  # a read-only home costs only the time to measure again
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 known = json.loads(self.path.read_text(encoding="utf-8"))
@@ -180,10 +178,10 @@ class _Remembered:
 
 
 def measure_in_a_process(model: ModelConfig, dtype: Dtype, n_threads: int) -> float:
-    """Passes a second; 0 where it does not work."""
+    """Passes per second; 0 if the process fails."""
     code = "from transduce.training.choices import measure; measure()"
     task = json.dumps({"model": asdict(model), "dtype": dtype, "n_threads": n_threads})
-    environment = environment_of_children() | {"OMP_NUM_THREADS": str(n_threads)}
+    environment = child_environment() | {"OMP_NUM_THREADS": str(n_threads)}
     try:
         done = subprocess.run(
             [sys.executable, "-c", code, task], capture_output=True, text=True, env=environment, timeout=120
@@ -194,21 +192,21 @@ def measure_in_a_process(model: ModelConfig, dtype: Dtype, n_threads: int) -> fl
 
 
 def measure(arguments: Sequence[str] | None = None) -> None:
-    """In the process of its own: a small batch forward and backward, over and over, as the trainer would."""
+    """The main function of the measuring process: runs a small batch forward and backward, as the trainer does."""
     from transduce.model import Transformer
     from transduce.training.recipe import model_loss
 
     task = json.loads((arguments or sys.argv[1:])[0])
-    keep_memory()
-    config, dtype = ModelConfig(**task["model"]), getattr(torch, task["dtype"])
+    config, dtype, n_threads = ModelConfig(**task["model"]), getattr(torch, task["dtype"]), task["n_threads"]
+    has_written_passes = why_not(config, "cpu") is None
+    configure("cpu", max(1, n_threads // MAX_WORKERS) if has_written_passes else n_threads)
     model = Transformer(config)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     ids_BT = torch.randint(3, min(config.source_vocab_size, config.target_vocab_size), (32, 24))
-    passes, n_threads = None, task["n_threads"]
-    if why_not(config, "cpu") is None:
+    passes = None
+    if has_written_passes:
         passes = written_passes(model, 24, dtype, ids_BT.numel(), 0.1, n_threads)
-    torch.set_num_threads(n_threads if passes is None else max(1, n_threads // MOST_WORKERS))
     n_done, start = 0, time.perf_counter()
     while (spent := time.perf_counter() - start) < MEASURED_SECONDS or n_done < 2:
         if passes is not None:
@@ -217,6 +215,6 @@ def measure(arguments: Sequence[str] | None = None) -> None:
             with torch.autocast("cpu", dtype=dtype, enabled=dtype == torch.bfloat16):
                 model_loss(model, ids_BT, ids_BT, ids_BT, 0.1, in_chunks=True).backward()
         if n_done == 0:
-            start = time.perf_counter()  # the first pass also sets things up
+            start = time.perf_counter()  # the first pass also allocates and compiles
         n_done += 1
     print((n_done - 1) / spent)

@@ -1,12 +1,12 @@
-"""One dial: from the size of the corpus and of the machine to a whole configuration, where the user gave none.
+"""The whole configuration from the size of the corpus and the machine, for settings that the user did not give.
 
-    examples      size on a GPU   on a CPU   batch tokens   epochs   dropout, rate at its peak
+    examples      size on a GPU   on a CPU   batch tokens   epochs   dropout, peak learning rate
     to 10,000     small           small       2,048         50       0.3, 1e-3; 0.1, 1e-3 in 25 epochs or fewer
     to 200,000    small           small       8,192         50       0.3, 1e-3; 0.1, 2e-3 in 25 epochs or fewer
     more          base            small      25,000         10       0.1, the paper's
 
 The first two rows are the best of experiments/results/dial_*.json. The form of the recipe stays the paper's.
-`--size base` and `--size big` take the paper's numbers instead, all of them.
+`--size base` and `--size big` take all numbers from the paper instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transduce.config import PRESETS, RunConfig, with_model
 
 
 class Row(NamedTuple):
-    most_examples: float
+    max_examples: float
     on_gpu: str
     on_cpu: str
     batch_tokens: int
@@ -34,31 +34,31 @@ TABLE = [
     Row(float("inf"), "base", "small", 25_000, 10, None, None),
 ]
 SHORT = 25
-"""Epochs: in fewer a model does not learn its corpus by heart, and dropout only slows it down."""
+"""Epochs. In so few, a model does not memorise its corpus, and more dropout only slows it down."""
 PATIENCE = 10
-STEPS_WANTED, LEAST_BATCH_TOKENS = 1500, 1024
-"""A short time is better spent on many small steps than on few large ones."""
+TARGET_STEPS, MIN_BATCH_TOKENS = 1500, 1024
+"""If time is short, many small steps are better than few large ones."""
 SHAPES_ON_GPU = 16
-"""For small corpora: a pass costs a GPU as much as the launching of its kernels, and padding nothing."""
+"""For small corpora: the time of a pass on a GPU is mostly that of launching kernels, and padding costs nothing."""
 
 
 def dial(
-    n_examples: int, n_tokens: int, is_on_gpu: bool, size: str | None, most_tokens: float | None
+    n_examples: int, n_tokens: int, is_on_gpu: bool, size: str | None, max_tokens: float | None
 ) -> tuple[RunConfig, str]:
-    """The configuration and the name of its size. `most_tokens`: what there is time for, where it is limited."""
+    """The configuration and the name of its size. `max_tokens`: tokens that fit into a limited time, else None."""
     if size in ("base", "big"):
         return PRESETS[size](), size
-    row = next(row for row in TABLE if n_examples <= row.most_examples)
+    row = next(row for row in TABLE if n_examples <= row.max_examples)
     size = size or (row.on_gpu if is_on_gpu else row.on_cpu)
-    n_epochs = row.n_epochs if most_tokens is None else min(row.n_epochs, most_tokens / n_tokens)
+    n_epochs = row.n_epochs if max_tokens is None else min(row.n_epochs, max_tokens / n_tokens)
     config, peak_rate, batch_tokens = PRESETS[size](), row.peak_rate, row.batch_tokens
     if row.peak_rate is not None:
         config = with_model(config, dropout=0.1 if n_epochs <= SHORT else 0.3)
         peak_rate = row.short_peak_rate if n_epochs <= SHORT else row.peak_rate
         if is_on_gpu:
             config = replace(config, data=replace(config.data, n_shapes=SHAPES_ON_GPU))
-    if most_tokens is not None:
-        batch_tokens = min(batch_tokens, max(LEAST_BATCH_TOKENS, int(most_tokens / STEPS_WANTED)))
+    if max_tokens is not None:
+        batch_tokens = min(batch_tokens, max(MIN_BATCH_TOKENS, int(max_tokens / TARGET_STEPS)))
     config = replace(
         config,
         data=replace(config.data, batch_tokens=batch_tokens),
@@ -70,7 +70,7 @@ def dial(
 
 
 def with_steps(config: RunConfig, max_steps: int) -> RunConfig:
-    """So many, and a warm-up that is the paper's or a fifth of them; the rate at its peak stays what it was."""
+    """Changes the number of steps. The peak learning rate stays; the warm-up is shortened to a fifth of the steps."""
     peak_rate = config.train.rate_factor * (config.model.d_model * config.train.warmup_steps) ** -0.5
     warmup_steps = max(1, min(config.train.warmup_steps, max_steps // 5))
     train = replace(config.train, max_steps=max_steps, warmup_steps=warmup_steps)

@@ -1,7 +1,7 @@
-"""Several processes that train one model. A world of one is the same object, so that there is one loop.
+"""Several processes that train one model. A single process uses the same class, so there is one training loop.
 
-Gradients are summed by one collective after the last micro-batch, and not by DistributedDataParallel, which wants every
-rank to run the same number of passes: here a rank's share of a step may hold fewer micro-batches, or none.
+One collective after the last micro-batch sums the gradients. DistributedDataParallel is not used: it needs the same
+number of passes on every rank, but a rank's share of a step may hold fewer micro-batches, or none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from transduce.errors import TransduceError
 
 TIMEOUT = timedelta(minutes=10)
-"""A rank that dies or hangs ends the run within this."""
+"""If a rank dies or hangs, the run ends within this time."""
 
 
 class Group:
@@ -26,7 +26,7 @@ class Group:
 
     @classmethod
     def start(cls, device: str, timeout: timedelta = TIMEOUT) -> Group:
-        """Of the processes that torchrun started, or of this one alone."""
+        """The group of all processes that torchrun started, or of this process alone."""
         n_ranks = int(os.environ.get("WORLD_SIZE", "1"))
         rank = int(os.environ.get("RANK", "0"))
         if device == "cuda":
@@ -42,11 +42,11 @@ class Group:
 
     @property
     def is_first(self) -> bool:
-        """The rank that writes and speaks."""
+        """The first rank is the only one that writes files and reports events."""
         return self.rank == 0
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
-        """In place, over all ranks, in one message."""
+        """Sums over all ranks, in place, in one message."""
         if self.n_ranks == 1:
             return
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -55,7 +55,7 @@ class Group:
             tensor.copy_(part.view_as(tensor))
 
     def any(self, flag: bool) -> bool:
-        """Whether one of the ranks says so; all must ask."""
+        """Whether the flag is set on any rank. All ranks must call this."""
         if self.n_ranks == 1:
             return flag
         count = torch.tensor(float(flag), device=self.device)
@@ -63,6 +63,7 @@ class Group:
         return bool(count.item() > 0)
 
     def wait(self) -> None:
+        """Returns when all ranks have called it."""
         self.any(False)
 
     def _all_reduce(self, tensor: Tensor) -> None:
@@ -70,12 +71,13 @@ class Group:
             dist.all_reduce(tensor)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
-            if self.device.type == "cpu":  # gloo's threads, still holding the lost message, abort a process that exits
+            if self.device.type == "cpu":  # otherwise gloo's threads, which still hold the message, abort at exit
                 self.close()
             raise RankError(
-                f"rank {self.rank} lost touch with another ({reason}): see what that one said; the same command resumes"
+                f"rank {self.rank} lost the connection to another rank ({reason}): see the error of that rank, then "
+                "run the same command to resume"
             ) from None
 
 
 class RankError(TransduceError):
-    """Another process of the run is gone."""
+    """Another process of the run has ended or does not answer."""

@@ -16,12 +16,13 @@ from transduce.training.passes.loss import projected_loss
 
 
 def loss(logits_BTV: Tensor, target_out_BT: Tensor, label_smoothing: float, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Cross-entropy with smoothed targets, summed over the tokens, and their number.
+    """Cross-entropy with smoothed targets, summed over the tokens, and the number of tokens.
 
-    A sum and a count, not a mean: ranks and micro-batches hold unequal numbers of tokens, so that a mean of their
-    means would be wrong.
+    A sum and a count, not a mean: ranks and micro-batches hold unequal numbers of tokens, so a mean of means is wrong.
     """
-    logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))  # a sum of 37,000 in bf16 is noise
+    logits_BTV = logits_BTV.to(
+        torch.promote_types(logits_BTV.dtype, torch.float32)
+    )  # a bf16 sum over 37,000 logits is noise
     loss_sum = F.cross_entropy(
         logits_BTV.flatten(0, 1),
         target_out_BT.flatten(),
@@ -41,7 +42,7 @@ def model_loss(
     *,
     in_chunks: bool,
 ) -> Tensor:
-    """The summed loss of one pass. In chunks, the logits of all its tokens are never held at once: the same sum."""
+    """The summed loss of one pass. `in_chunks` gives the same sum without the logits of all tokens in memory at once."""
     if not in_chunks:
         logits_BTV = model(source_BS, target_in_BT).logits_BTV
         return loss(logits_BTV, target_out_BT, label_smoothing, model.config.pad_id)[0]
@@ -56,7 +57,7 @@ def learning_rate(step: int, d_model: int, warmup_steps: int) -> float:
 
 
 def adam(parameters: Iterable[torch.nn.Parameter], config: TrainConfig) -> torch.optim.Adam:
-    """Its learning rate is nobody's default: set it before each step."""
+    """The learning rate is 0 until the caller sets it before each step."""
     return torch.optim.Adam(
         parameters, lr=0.0, betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps, fused=True
     )

@@ -1,4 +1,4 @@
-"""One more pass, forced along a translation: how likely each token was, what else could follow, who looked at what."""
+"""Details of a translation, from one more pass over it: probabilities of its tokens and alternatives, attention."""
 
 # Axes: B sentences, T target positions, S source positions, V vocabulary, C candidates, L layers, H heads.
 
@@ -19,19 +19,21 @@ from transduce.search.hypotheses import Hypothesis
 from transduce.translation.alignment import Link, word_links, words_of
 
 N_RUNNERS_UP = 3
-MOST_AT_ONCE = 8
-"""Parts of a line in one pass: all their probabilities and attention weights are held at once."""
+BATCH = 8
+"""Parts of a line in one pass. All their probabilities and attention weights are in memory at the same time."""
 
 
 class Token(NamedTuple):
+    """A token of a translation, with its probability and the most probable other tokens at its position."""
+
     piece: str
     probability: float
     runners_up: list[tuple[str, float]]
-    """What else the model thought of at this place, the likeliest first."""
+    """Pieces and probabilities, the most probable first."""
 
 
 class Weights(NamedTuple):
-    """Attention weights of one sentence, without padding. Rows ask, columns are looked at."""
+    """Attention weights of one sentence, without padding. Rows are queries, columns are attended positions."""
 
     encoder_LHSS: Tensor
     decoder_LHTT: Tensor
@@ -40,18 +42,20 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Explained:
+    """The details of one part of a line."""
+
     source: list[int]
-    """With the tag before it and the end mark."""
+    """Token ids, including the language tag and the end mark."""
     target_in: list[int]
-    """With the start mark."""
+    """Token ids, including the start mark."""
     tokens: list[Token]
-    """Token t was said by position t of `target_in`. The end mark is one, where there is one."""
+    """Position t of `target_in` predicts token t. The end mark is included, unless the translation was cut."""
     weights: Weights
     source_words: list[int | None]
     target_words: list[int | None]
-    """To which word each piece belongs, marks and tag left out."""
+    """The index of the word that each piece belongs to, without marks and tag."""
     links: list[Link] | None
-    """None where the model does not say which heads align words."""
+    """None if the model folder does not name heads that align words."""
 
 
 @torch.no_grad()
@@ -62,17 +66,17 @@ def explain(
     tag: list[int],
     heads: AlignmentHeads | None,
 ) -> Iterator[Explained]:
-    """Of each (source, what was said of it). `tag`: what stood before every source."""
+    """Explains each part: a source and its translation. `tag`: token ids of the language tag before every source."""
     device = next(model.parameters()).device
-    for first in range(0, len(parts), MOST_AT_ONCE):
-        some = parts[first : first + MOST_AT_ONCE]
-        batch = make_batch([([*tag, *source], hypothesis.ids) for source, hypothesis in some], model.config)
+    for first in range(0, len(parts), BATCH):
+        batch_parts = parts[first : first + BATCH]
+        batch = make_batch([([*tag, *source], hypothesis.ids) for source, hypothesis in batch_parts], model.config)
         source_BS, target_in_BT = (torch.from_numpy(ids).to(device) for ids in batch[:2])
         output: Output = model(source_BS, target_in_BT, with_attention=True)
         assert output.attention is not None
-        for b, (source, hypothesis) in enumerate(some):
+        for b, (source, hypothesis) in enumerate(batch_parts):
             n_source, n_target = len(tag) + len(source) + 1, len(hypothesis.ids) + 1
-            encoder_LHSS, decoder_LHTT, memory_LHTS = (kind[:, b].float().cpu() for kind in output.attention)
+            encoder_LHSS, decoder_LHTT, memory_LHTS = (weight[:, b].float().cpu() for weight in output.attention)
             weights = Weights(
                 encoder_LHSS[:, :, :n_source, :n_source],
                 decoder_LHTT[:, :, :n_target, :n_target],
@@ -81,7 +85,7 @@ def explain(
             source_words, target_words = (words_of(subwords.pieces(side)) for side in (source, hypothesis.ids))
             links = None
             if heads is not None:
-                weight_TS = _weights_of(heads, weights, len(hypothesis.ids))[:, len(tag) :]
+                weight_TS = _alignment_weights(heads, weights, len(hypothesis.ids))[:, len(tag) :]
                 links = word_links(weight_TS, source_words, target_words)
             yield Explained(
                 source=source_BS[b, :n_source].tolist(),
@@ -99,14 +103,18 @@ def _tokens(logits_TV: Tensor, subwords: Subwords, hypothesis: Hypothesis, eos_i
     probability_TV = logits_TV[: len(ids)].float().softmax(-1).cpu()
     best_TC = probability_TV.topk(N_RUNNERS_UP + 1)
     tokens = []
-    for place, i in enumerate(ids):
-        likely = zip(best_TC.indices[place].tolist(), best_TC.values[place].tolist(), strict=True)
-        others = [(subwords.pieces([other])[0], value) for other, value in likely if other != i]
-        tokens.append(Token(subwords.pieces([i])[0], float(probability_TV[place, i]), others[:N_RUNNERS_UP]))
+    for t, token_id in enumerate(ids):
+        best = zip(best_TC.indices[t].tolist(), best_TC.values[t].tolist(), strict=True)
+        runners_up = [(subwords.pieces([i])[0], probability) for i, probability in best if i != token_id]
+        piece, probability = subwords.pieces([token_id])[0], float(probability_TV[t, token_id])
+        tokens.append(Token(piece, probability, runners_up[:N_RUNNERS_UP]))
     return tokens
 
 
-def _weights_of(heads: AlignmentHeads, weights: Weights, n_pieces: int) -> Tensor:
-    """How those that align look at the source when each piece of the translation is asked for, or known."""
+def _alignment_weights(heads: AlignmentHeads, weights: Weights, n_pieces: int) -> Tensor:
+    """The mean weights of the alignment heads, with a row for each piece of the translation.
+
+    With shift 0, the row of a piece is the position that predicts it; with shift 1, the position that reads it.
+    """
     weight_HTS = weights.memory_LHTS[heads.layer, list(heads.heads)]
     return weight_HTS.mean(0)[heads.shift :][:n_pieces]

@@ -13,9 +13,9 @@ from transduce.translation.segments import Segment
 WINDOW_BATCHES = 16
 """Batches of lines that are sorted by length together before they are searched."""
 MAX_WINDOWS = 2
-"""Windows of lines in work at a time. No more lines are read until the oldest are done and taken."""
+"""Windows of lines in work at a time. No more lines are read until the oldest are done and returned."""
 GATHER_SECONDS = 0.005
-"""How long to wait for more lines before searching those that have come."""
+"""Seconds to wait for more lines before the lines read so far are searched."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Line:
 
 
 class LineStream:
-    """Reads lines, makes sentences of them, and gives the finished lines back in order. It is a `Queue` of sentences.
+    """Reads lines, makes sentences of them, and returns the finished lines in order. It is a `Queue` of sentences.
 
     Lines are sorted by length, a window at a time, so that a batch holds sentences of similar length. A thread reads
     them, unless they come as a list. Only one thread at a time may call the other methods.
@@ -61,7 +61,7 @@ class LineStream:
         self.error: BaseException | None = None
         self.sentences: list[Sentence] = []
         self.segments: dict[int, tuple[Line, int]] = {}
-        """By number of sentence: its line, and which segment of the line it is."""
+        """For each sentence number: the line, and the index of the segment in the line."""
         self.n_sentences = 0
         self.lines: dict[int, Line] = {}
         self.n_read = self.n_returned = 0
@@ -100,20 +100,20 @@ class LineStream:
         return bool(self.sentences) or len(self.lines) < MAX_WINDOWS * self.window
 
     def get(self, wait: bool) -> Sentence | None:
-        """The next sentence. Also None if only blank lines have come: they must be returned before waiting again."""
+        """The next sentence. Also None if only blank lines were read: they must be returned before waiting again."""
         if not self.sentences:
             self._gather(wait)
         return self.sentences.pop() if self.sentences else None
 
     def take_window(self) -> Iterator[Sentence]:
-        """All sentences that have come, at most a window of them. Waits for the first."""
+        """All sentences read so far, at most a window of them. Waits for the first."""
         sentence = self.get(wait=True)
         while sentence is not None:
             yield sentence
             sentence = self.sentences.pop() if self.sentences else None
 
     def _gather(self, wait: bool) -> None:
-        """Makes sentences of the lines that have come."""
+        """Makes sentences of the lines read so far."""
         n_taken = 0
         while not self.has_ended and n_taken < self.window:
             try:

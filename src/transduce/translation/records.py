@@ -1,4 +1,4 @@
-"""What is translated stands in lines: alone, in a column of a table, or in a field of a JSON object."""
+"""Translation of files. The text of a line is the whole line, a column of a table, or a field of a JSON object."""
 
 from __future__ import annotations
 
@@ -22,24 +22,27 @@ STDIN = "-"
 class Record(NamedTuple):
     text: str
     line: str
-    """As it was read."""
+    """The line that contains the text."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How lines are read, and how their translations are written."""
+    """The form of lines: how they are read, and how their translations are written."""
 
     column: int | None = None
-    """Of a table, counted from 1; the translation becomes a last column."""
+    """Lines are rows of a table with tabs. The text is in this column, counted from 1; the translation is appended."""
     key: str | None = None
-    """Of a JSON object; the translation becomes the field `into`."""
+    """Lines are JSON objects. The text is in the field `key`, the translation is added as the field `into`."""
     into: str = "translation"
     as_json: bool = False
     n_best: int = 1
     with_scores: bool = False
 
-    def read(self, files: Sequence[str], damaged: Callable[[str], None] = lambda where: None) -> Iterator[Record]:
-        """All lines of all files. What is no UTF-8 is replaced, and `damaged` is told where that was."""
+    def read(self, files: Sequence[str], on_damaged: Callable[[str], None] = lambda where: None) -> Iterator[Record]:
+        """Reads all lines of all files. Replaces bytes that are not valid UTF-8, and calls `on_damaged` with the place.
+
+        Without files, or for the file "-", reads standard input.
+        """
         for name in files or [STDIN]:
             for number, raw in enumerate(_lines_of(name), 1):
                 where = f"{'standard input' if name == STDIN else name}, line {number}"
@@ -47,44 +50,48 @@ class Form:
                     line = raw.decode()
                 except UnicodeDecodeError:
                     line = raw.decode("utf-8", "replace")
-                    damaged(where)
+                    on_damaged(where)
                 text = self._text(line, where)
+                # JSON escapes can contain half of a surrogate pair.
                 if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-                    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # JSON can spell halves
-                    damaged(where)
+                    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+                    on_damaged(where)
                 yield Record(text, line)
 
     def _text(self, line: str, where: str) -> str:
+        """The text to translate: empty for a blank line."""
         if not line.strip("\t "):
             return ""
         if self.column is not None:
             cells = line.split("\t")
             if len(cells) < self.column:
-                raise DataError(f"{where}: has {len(cells)} columns, must have {self.column}: mend the line")
+                raise DataError(f"{where}: has {len(cells)} columns, must have {self.column}: correct the line")
             return cells[self.column - 1]
         if self.key is not None:
             try:
                 record = json.loads(line)
                 text = look_up(record, self.key)
             except (ValueError, TypeError, RecursionError):
-                raise DataError(f"{where}: is no JSON object: mend the line") from None
+                raise DataError(f"{where}: is not a JSON object: correct the line") from None
             except KeyError as error:
-                raise DataError(f"{where}: has no field {error}: mend the line, or name another by --field") from None
+                remedy = "correct the line, or name another with --field"
+                raise DataError(f"{where}: has no field {error}: {remedy}") from None
             if not isinstance(text, str):
-                raise DataError(f"{where}: field {self.key!r} is {text!r}, must be text: mend the line")
+                raise DataError(f"{where}: field {self.key!r} is {text!r}, must be text: correct the line")
             if taken := {self.into, *(["score"] if self.with_scores else [])} & record.keys():
-                raise DataError(f"{where}: has a field {min(taken)!r} already: name another for ours by --into")
+                remedy = "name another field for the translation with --into"
+                raise DataError(f"{where}: already has a field {min(taken)!r}: {remedy}")
             return " ".join(text.splitlines())
         return line
 
     def write(self, number: int, record: Record, translation: Translation) -> str:
-        """Lines of output, without the last line end."""
+        """The output for one line: one or more lines, without the end of the last."""
         if self.as_json:
             return json.dumps(_details(record, translation), ensure_ascii=False)
         if self.n_best > 1:
-            # Moses' form, which others read too: number, text, log-probability, score.
-            best = translation.alternatives or (Alternative("", 0.0, 0.0),)
-            return "\n".join(f"{number} ||| {one.text} ||| {one.log_prob:.4f} ||| {one.score:.4f}" for one in best)
+            # The n-best format of Moses, which other tools read too: number, text, log-probability, score.
+            alternatives = translation.alternatives or (Alternative("", 0.0, 0.0),)
+            return "\n".join(f"{number} ||| {a.text} ||| {a.log_prob:.4f} ||| {a.score:.4f}" for a in alternatives)
         score, text = f"{translation.score:.4f}", translation.text.replace("\t", " ")
         if self.column is not None:
             cells = [record.line, text, *([score] if self.with_scores else [])]
@@ -105,24 +112,28 @@ def _details(record: Record, translation: Translation) -> dict[str, Any]:
 
 
 def check_readable(path: Path) -> None:
-    if not path.is_fifo():  # what comes from a pipe comes once
+    """Raises an error if the file cannot be read. Pipes are not checked, because their data can be read only once."""
+    if not path.is_fifo():
         next(read_lines(path), None)
 
 
 def _lines_of(name: str) -> Iterable[bytes]:
-    # Not sys.stdin.buffer: a thread that waits in it holds its lock, and Python cannot end then.
+    # Not sys.stdin.buffer: a thread that waits for input holds its lock, and then Python cannot exit.
     return read_lines(Path(name) if name != STDIN else sys.stdin.fileno())
 
 
 @dataclass
 class Summary:
+    """Counts of a translation of files."""
+
     n_lines: int = 0
     flags: Counter[str] = field(default_factory=Counter)
     n_damaged: int = 0
+    """Lines that were not valid UTF-8."""
     first_damaged: str = ""
     seconds: float = 0.0
 
-    def damaged(self, where: str) -> None:
+    def add_damaged(self, where: str) -> None:
         self.n_damaged += 1
         self.first_damaged = self.first_damaged or where
 
@@ -138,30 +149,30 @@ def translate_files(
     write_alignment: Callable[[str], object] | None = None,
     progress: Callable[[int], None] = lambda n: None,
 ) -> Summary:
-    """Lines in, lines out, in order and in bounded memory. `write` is given each line with its end."""
-    began, summary = time.monotonic(), Summary()
-    for name in files:
+    """Translates all lines, in order and in bounded memory. `write` gets the output for each line, with a line end."""
+    start, summary = time.monotonic(), Summary()
+    for name in files:  # all files are checked before the first is translated
         if name != STDIN:
-            check_readable(Path(name))  # all of them, before the first is translated
-    waiting: deque[Record] = deque()
+            check_readable(Path(name))
+    untranslated: deque[Record] = deque()
 
     def texts() -> Iterator[str]:
-        for record in form.read(files, summary.damaged):
-            waiting.append(record)
+        for record in form.read(files, summary.add_damaged):
+            untranslated.append(record)
             yield record.text
 
     with_details = form.as_json or write_alignment is not None
     for translation in translator.stream(texts(), to, with_details=with_details, prefix=prefix):
-        write(form.write(summary.n_lines, waiting.popleft(), translation) + "\n")
+        write(form.write(summary.n_lines, untranslated.popleft(), translation) + "\n")
         if write_alignment is not None:
             write_alignment(pharaoh(translation) + "\n")
         summary.n_lines += 1
         summary.flags.update(translation.flags)
         progress(summary.n_lines)
-    summary.seconds = time.monotonic() - began
+    summary.seconds = time.monotonic() - start
     return summary
 
 
 def pharaoh(translation: Translation) -> str:
-    """Word alignment as others read it: 0-0 1-2 2-1."""
+    """The word alignment in the Pharaoh format: 0-0 1-2 2-1."""
     return " ".join(f"{source}-{target}" for source, target in translation.alignment or ())

@@ -1,4 +1,4 @@
-"""What a translation is: text, scores, and flags for everything that is less than it should be."""
+"""The translation of a line: text, scores, and flags for known problems."""
 
 from __future__ import annotations
 

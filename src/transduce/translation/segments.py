@@ -1,4 +1,4 @@
-"""Text that is too long for a model, in parts that are not: cut at ends of sentences, else clauses, else words."""
+"""Splits text that is too long for a model: at the ends of sentences if possible, else of clauses, else of words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 CLOSING = "[\"'”’»)\\]]*"  # noqa: RUF001
-"""Quotes and brackets stay with the sentence that they close."""
+"""Closing quotes and brackets belong to the sentence before them."""
 BOUNDARIES = [
     re.compile(rf"[.!?…]+{CLOSING}(?P<gap>\s+)|[。！？]+[」』）]*(?P<none>)"),  # noqa: RUF001
     re.compile(rf"[,;:–—]{CLOSING}(?P<gap>\s+)|[、，；：](?P<none>)"),  # noqa: RUF001
@@ -19,20 +19,21 @@ BOUNDARIES = [
 class Segment(NamedTuple):
     text: str
     gap: str
-    """What stood between it and the next."""
+    """The white space between this segment and the next."""
 
 
-def split(text: str, count: Callable[[str], int], most: int) -> list[Segment]:
-    """Segments of at most `most` tokens, as `count` has them, and as few as come of taking them in order.
+def split(text: str, count: Callable[[str], int], max_tokens: int) -> list[Segment]:
+    """Splits text into segments of at most `max_tokens` tokens. `count` counts the tokens of a text.
 
-    Joined with their gaps they are the text. What holds no boundary at all is cut between characters; one character
-    is never cut.
+    Each segment takes as much text as fits, from left to right. The segments with their gaps joined are the text. Text
+    without a boundary is cut between characters. A character with its combining marks is never cut.
     """
-    return _pack(Segment(text, ""), count, most, 0)
+    return _pack(Segment(text, ""), count, max_tokens, 0)
 
 
-def _pack(whole: Segment, count: Callable[[str], int], most: int, level: int) -> list[Segment]:
-    if count(whole.text) <= most or len(whole.text) <= 1:
+def _pack(whole: Segment, count: Callable[[str], int], max_tokens: int, level: int) -> list[Segment]:
+    """Cuts at the boundaries of this level, joins neighbours that fit, and cuts parts that do not at the next level."""
+    if count(whole.text) <= max_tokens or len(whole.text) <= 1:
         return [whole]
     if level == len(BOUNDARIES):
         parts = list(_halves(whole))
@@ -43,10 +44,10 @@ def _pack(whole: Segment, count: Callable[[str], int], most: int, level: int) ->
     packed: list[Segment] = []
     for part in parts:
         joined = Segment(packed[-1].text + packed[-1].gap + part.text, part.gap) if packed else part
-        if packed and count(joined.text) <= most:
+        if packed and count(joined.text) <= max_tokens:
             packed[-1] = joined
         else:
-            packed += _pack(part, count, most, level + (level < len(BOUNDARIES)))
+            packed += _pack(part, count, max_tokens, level + (level < len(BOUNDARIES)))
     return packed
 
 
@@ -61,28 +62,29 @@ def _cut(whole: Segment, boundary: re.Pattern[str]) -> Iterator[Segment]:
 
 
 def _halves(whole: Segment) -> Iterator[Segment]:
-    """Cut as near the middle as may be: not before a mark that belongs to the character before it."""
+    """Cuts as close to the middle as possible, but not between a character and its combining marks."""
     text, middle = whole.text, len(whole.text) // 2
-    places = [place for place in range(1, len(text)) if not _goes_on(text[place - 1], text[place])]
-    if places:
-        place = min(places, key=lambda place: abs(place - middle))
-        yield Segment(text[:place], "")
-        yield Segment(text[place:], whole.gap)
+    cuts = [i for i in range(1, len(text)) if not _is_one_character(text[i - 1], text[i])]
+    if cuts:
+        cut = min(cuts, key=lambda i: abs(i - middle))
+        yield Segment(text[:cut], "")
+        yield Segment(text[cut:], whole.gap)
     else:
         yield whole
 
 
-def _goes_on(before: str, after: str) -> bool:
+def _is_one_character(before: str, after: str) -> bool:
+    """Whether two code points are shown as one: combining marks, zero-width joiners, variation selectors."""
     return bool(unicodedata.combining(after)) or "\u200d" in (before, after) or "\ufe00" <= after <= "\ufe0f"
 
 
 def longest_repeat(ids: list[int], longest_unit: int = 10) -> int:
-    """Tokens in the longest stretch that says the same, of one to `longest_unit` tokens, over and over."""
+    """The number of tokens in the longest repetition: a unit of up to `longest_unit` tokens, at least four times."""
     longest = 0
-    for unit in range(1, min(longest_unit, len(ids) // 4) + 1):
-        run = 0
-        for place in range(unit, len(ids)):
-            run = run + 1 if ids[place] == ids[place - unit] else 0
-            if run >= 3 * unit:  # four times
-                longest = max(longest, run + unit)
+    for n_unit in range(1, min(longest_unit, len(ids) // 4) + 1):
+        n_equal = 0
+        for i in range(n_unit, len(ids)):
+            n_equal = n_equal + 1 if ids[i] == ids[i - n_unit] else 0
+            if n_equal >= 3 * n_unit:  # three copies of the first unit
+                longest = max(longest, n_equal + n_unit)
     return longest

@@ -1,6 +1,6 @@
 """One search per core, all fed from the same lines.
 
-The operations of a search are so small that threads inside of them would mostly wait for each other.
+The operations of a search are so small that threads inside one operation would mostly wait for each other.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ T = TypeVar("T")
 
 def in_threads(search_one: Callable[[T, threading.Event], Iterator[Result]], shares: Sequence[T]) -> Iterator[Result]:
     """Yields the results of one search per share, each in its own thread. All threads have ended when this returns."""
-    results: queue.SimpleQueue[Result | BaseException | None] = (
-        queue.SimpleQueue()
-    )  # bounded by what feeds the searches
+    # It needs no bound: the queue that feeds the searches is bounded.
+    results: queue.SimpleQueue[Result | BaseException | None] = queue.SimpleQueue()
     stop, n_threads = threading.Event(), torch.get_num_threads()
 
     def work(share: T) -> None:
@@ -62,7 +61,7 @@ class Stopped(Exception):
 
 
 class FirstThen:
-    """A queue of some sentences, and then of another queue."""
+    """A queue of the given sentences, followed by another queue."""
 
     def __init__(self, sentences: list[Sentence], rest: Queue) -> None:
         self.sentences, self.rest = sentences[::-1], rest
@@ -72,8 +71,8 @@ class FirstThen:
 
 
 class SharedLines:
-    """The sentences of a line stream for several searches. It never waits: once no sentence is there, or too many
-    finished lines have not been taken, it is over for all searches, so that all end and start again together."""
+    """The sentences of a line stream, shared by several searches. It never waits: when no sentence is available, or too
+    many finished lines are unread, it ends for all searches, and they start again together."""
 
     def __init__(self, lines: LineStream) -> None:
         self.lines, self.lock, self.is_over = lines, threading.Lock(), False

@@ -1,7 +1,7 @@
-"""Text in, text out: the one way from lines to translations, for the command line, scores and servers alike.
+"""From lines of text to translations. The command line, the evaluation and the server all use this one class.
 
-Line i out is line i in. A blank line stays blank; a line that is too long is split; everything that is less than it
-should be is flagged on the result; nothing is dropped.
+Result i is the translation of line i. A blank line stays blank, a line that is too long is split, problems are flagged
+on the result, and no line is dropped.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Translator:
         batch_size: int | None = None,
         precision: Precision = "float32",
     ) -> None:
-        """`precision`: of products; int8 is for CPUs. `batch_size`: the highest number of sentences in a search."""
+        """`precision`: the number format of products; int8 needs a CPU. `batch_size`: the maximum for one search."""
         batch_size = BATCH_SIZE if batch_size is None else batch_size
         if batch_size < 1:
             raise ConfigError(f"batch size is {batch_size}, must be at least 1: raise it")
@@ -76,15 +76,15 @@ class Translator:
         self.origin, self.settings, self.batch_size = origin or Origin(), settings or config.decode, batch_size
         self.device, self.precision = next(model.parameters()).device, precision
         if precision == "int8":
-            _ = self.engine  # refuses a model that has no int8 now, not at the first sentence
+            _ = self.engine  # if the model does not support int8, the error is raised now, not at the first sentence
         self.rules = one_line(subwords, config.model).to(self.device)
         is_learned = config.model.positions == "learned"
         # The start mark of a translation takes a position too.
         self.longest_output = config.model.max_positions - 1 if is_learned else None
         max_positions = config.model.max_positions if is_learned else None
         n_marks = 1 + bool(self.origin.tagged_languages)
-        self.longest_source = _lowest(self.origin.longest_source, max_positions, less=n_marks)
-        self.longest_target = _lowest(self.origin.longest_target, max_positions, less=1)
+        self.longest_source = _lowest_bound(self.origin.longest_source, max_positions, n_reserved=n_marks)
+        self.longest_target = _lowest_bound(self.origin.longest_target, max_positions, n_reserved=1)
         """The longest text, in tokens without tag and marks, that the model was trained on and has positions for."""
 
     @classmethod
@@ -139,11 +139,11 @@ class Translator:
     def stream(
         self, texts: Iterable[str], to: str | None = None, *, with_details: bool = False, prefix: str = ""
     ) -> Iterator[Translation]:
-        """Translates lines, in order. Each translation comes as soon as it and all before it are done.
+        """Translates lines, in order. Each translation is yielded as soon as it and all before it are done.
 
-        `texts`, unless it is a list, is read in a thread of its own, a bounded number of lines ahead. `to`: the target
-        language, if the model has several. `with_details` adds tokens and alignment. `prefix`: how every translation
-        must begin.
+        `texts`, unless it is a list, is read in a separate thread, a bounded number of lines ahead. `to`: the target
+        language, if the model has several. `with_details` adds tokens and alignment. `prefix`: the beginning of every
+        translation, which is forced.
         """
         with contextlib.closing(self._finished_lines(texts, to, prefix)) as lines:
             for line in lines:
@@ -152,7 +152,7 @@ class Translator:
     def explain(
         self, texts: Iterable[str], to: str | None = None, *, prefix: str = ""
     ) -> Iterator[tuple[Translation, list[Explained]]]:
-        """Like `stream`, with the pass of the model along each part of a line that the details come from."""
+        """Like `stream`, and also yields the pass of the model over each part of a line, the source of the details."""
         with contextlib.closing(self._finished_lines(texts, to, prefix)) as lines:
             for line in lines:
                 yield self.finish_explained(line)
@@ -171,7 +171,7 @@ class Translator:
                     for sentence, hypotheses in results:
                         lines.put(sentence.number, hypotheses)
                         yield from lines.finished()
-                yield from lines.finished()  # blank lines that no result follows
+                yield from lines.finished()  # blank lines after the last result
             if lines.error is not None:  # raised after all lines that came before it
                 raise lines.error
         finally:
@@ -207,7 +207,7 @@ class Translator:
         *,
         cancelled: Cancelled | None = None,
     ) -> Iterator[Result]:
-        """Searches sentences that `prepare` made. For a server that feeds the search; `finish` makes text again."""
+        """Searches sentences that `prepare` made. `finish` makes text of the results. A server calls these directly."""
         settings = settings or self.settings
         batch_size = self.batch_size_for(settings)
         return search(
@@ -224,14 +224,14 @@ class Translator:
         )
 
     def batch_size_for(self, settings: DecodeConfig) -> int:
-        """Sentences in one search: fewer for a wide beam, and no more than the engine is faster with."""
+        """Sentences in one search: fewer for a wide beam, and not so many that the engine becomes slower."""
         n = max(1, self.batch_size * USUAL_BEAM // max(USUAL_BEAM, settings.n_hypotheses))
         return sentences_at_a_time(self.stepper, n, settings.n_hypotheses)
 
     # From text to sentences
 
     def tag_for(self, to: str | None) -> list[int]:
-        """The tokens that a source must begin with to be translated into this language."""
+        """The tokens at the beginning of a source that request this target language."""
         targets = list(dict.fromkeys(target for _, target in self.origin.directions))
         if not self.origin.tagged_languages:
             if to is not None and targets and to not in targets:
@@ -276,7 +276,7 @@ class Translator:
         return self._finish(line, None)
 
     def finish_explained(self, line: Line) -> tuple[Translation, list[Explained]]:
-        """The translation with tokens and alignment, and the passes that these come from."""
+        """The translation with tokens and alignment, and the passes of the model that they were computed from."""
         parts = list(self._explain(line))
         return self._finish(line, parts), parts
 
@@ -335,9 +335,9 @@ def _flags(line: Line, best: Sequence[Hypothesis], text: str) -> tuple[Flag, ...
         "empty": not text.strip(),
         "close": any(h.margin < CLOSE - CLOSE_SHARE * h.log_prob for h in best),
     }
-    return tuple(flag for flag, is_so in applies.items() if is_so)
+    return tuple(flag for flag, is_set in applies.items() if is_set)
 
 
-def _lowest(*bounds: int | None, less: int) -> int | None:
+def _lowest_bound(*bounds: int | None, n_reserved: int) -> int | None:
     known = [bound for bound in bounds if bound is not None]
-    return max(1, min(known) - less) if known else None
+    return max(1, min(known) - n_reserved) if known else None

@@ -1,27 +1,27 @@
-// Looks inside a translation: Inspector.mount(element, document) shows the records of insight/attention.py.
-// One script without imports, since a page opened from disk may not load modules. Text that comes from a record is only
-// ever set as text, and styles only through CSSOM, so that a strict content-security-policy can stand.
+// The attention inspector: Inspector.mount(element, data) shows the records of insight/attention.py.
+// One script without imports, because browsers do not load modules for a page opened from disk. Text from a record is
+// only ever set as text, and styles only through CSSOM, because of the strict content-security policy.
 "use strict";
 
 window.Inspector = (() => {
-  // Who asks and who is looked at, by kind.
+  // Rows (queries) and columns (attended tokens) of each kind of attention.
   const SIDES = { encoder: ["source", "source"], decoder: ["target", "target"], memory: ["target", "source"] };
   const ABOUT = {
-    encoder: "Each token of the source looks at all of the source.",
-    decoder: "Each token of the translation looks at itself and at what was said before it.",
-    memory: "Each token of the translation looks at the source, to find what to say next.",
+    encoder: "Each source token attends to all source tokens.",
+    decoder: "Each token of the translation attends to itself and to the tokens before it.",
+    memory: "Each token of the translation attends to the source tokens to predict the next token.",
   };
-  const HOW_LIKELY =
-    "How likely each token was. Point at one to see what else could have been said; click to see what it looked at.";
-  const OF_SHARES =
-    "Shares of attention, averaged over the tokens of this sentence. For a decoder that looks at the source, words " +
-    "are those aligned with what was just said, with what was said before that, and with what is to come.";
+  const ABOUT_PROBABILITIES =
+    "The probability of each token. Point at a token to see its alternatives; click it to see its attention.";
+  const ABOUT_SHARES =
+    "Shares of attention, averaged over the tokens of this sentence. For memory attention, the same, the previous " +
+    "and the next word are the source words aligned with the word just translated, the one before it and the next one.";
   const TITLES = { source: "source", target: "translation" };
-  const UNSURE = 0.5;
-  const LONG = 60; // tokens, from which on rows are lower and lines fewer
-  const LEAST_LINE = 0.03;
-  const TALLEST = 16000; // pixels: browsers draw no taller canvas
-  const LEAST_CELL = 1.25, MOST_CELL = 28, LEAST_LABELLED = 11; // pixels
+  const UNSURE = 0.5; // probability below which a token is marked
+  const MANY_TOKENS = 60; // above this number, rows are lower and fewer lines are drawn
+  const MIN_LINE_WEIGHT = 0.03; // without a selection, lines of smaller weights are not drawn
+  const MAX_CANVAS_SIZE = 16000; // pixels: browsers do not draw larger canvases
+  const MIN_CELL = 1.25, MAX_CELL = 28, MIN_LABELLED_CELL = 11; // pixels
 
   function make(tag, attributes = {}, ...children) {
     const element = document.createElement(tag);
@@ -34,15 +34,15 @@ window.Inspector = (() => {
     return element;
   }
 
-  // What may be larger than its place: it scrolls by itself, by keyboard too.
-  function scroller(name, ...children) {
+  // A region that scrolls if its content is too large, with the keyboard too.
+  function scrollable(name, ...children) {
     return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, ...children);
   }
 
   const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
 
-  // float16 -> number, by a table: weights lie between 0 and 1, so that 15361 patterns are all there are.
-  const HALVES = Float32Array.from({ length: 0x3c01 }, (_, bits) => {
+  // The value of each float16 bit pattern from 0 to 1, the range of weights.
+  const FLOAT16_VALUES = Float32Array.from({ length: 0x3c01 }, (_, bits) => {
     const exponent = bits >> 10, fraction = bits & 1023;
     return exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : (fraction / 1024) * 2 ** -14;
   });
@@ -50,13 +50,13 @@ window.Inspector = (() => {
   function unpack(packed, layer) {
     const bytes = atob(packed.layers[layer]), weights = new Float32Array(bytes.length / 2);
     for (let i = 0; i < weights.length; i++) {
-      weights[i] = HALVES[bytes.charCodeAt(2 * i) | (bytes.charCodeAt(2 * i + 1) << 8)];
+      weights[i] = FLOAT16_VALUES[bytes.charCodeAt(2 * i) | (bytes.charCodeAt(2 * i + 1) << 8)];
     }
     return weights;
   }
 
-  // How a piece is shown: without the mark of its space; start, end and language marks as what they are.
-  function shown(piece, isMark) {
+  // The text of a piece without the space mark. Start and end marks have names.
+  function displayText(piece, isMark) {
     if (isMark) return { "<s>": "start", "</s>": "end" }[piece] ?? piece;
     return piece.replace(/^\u2581/, "") || "\u2423";
   }
@@ -69,11 +69,12 @@ window.Inspector = (() => {
     const pieces = record[side], last = pieces.length - 1;
     return pieces.map((piece, i) => {
       const isMark = side === "source" ? i < record.n_tags || i === last : i === 0;
-      return { text: shown(piece, isMark), isMark };
+      return { text: displayText(piece, isMark), isMark };
     });
   }
 
-  function colours(element) {
+  // The colours of the style sheet. `ramp`: a colour for each weight, in steps of 1 / 255.
+  function readPalette(element) {
     const probe = make("span");
     element.append(probe);
     const read = (name) => {
@@ -81,22 +82,22 @@ window.Inspector = (() => {
       return getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3).map(Number);
     };
     const stops = [0, 1, 2, 3].map((i) => read(`ramp-${i}`));
-    const ramp = new Uint32Array(256); // little-endian RGBA, as ImageData has it
+    const ramp = new Uint32Array(256); // little-endian RGBA, the format of ImageData
     for (let i = 0; i < 256; i++) {
-      const at = (i / 255) ** 0.7 * 3, low = Math.min(2, Math.floor(at)), part = at - low;
-      const [r, g, b] = stops[low].map((c, k) => Math.round(c + (stops[low + 1][k] - c) * part));
+      const position = (i / 255) ** 0.7 * 3, low = Math.min(2, Math.floor(position)), fraction = position - low;
+      const [r, g, b] = stops[low].map((c, k) => Math.round(c + (stops[low + 1][k] - c) * fraction));
       ramp[i] = (255 << 24) | (b << 16) | (g << 8) | r;
     }
-    const found = { ramp, accent: read("accent"), ink: read("ink"), muted: read("muted"), warm: read("warm") };
+    const palette = { ramp, accent: read("accent"), ink: read("ink"), muted: read("muted"), warm: read("warm") };
     probe.remove();
-    return found;
+    return palette;
   }
 
   const css = ([r, g, b], alpha = 1) => `rgba(${r},${g},${b},${alpha})`;
 
-  // A canvas of so many CSS pixels, sharp on any screen; its context draws in CSS pixels.
-  function prepare(canvas, width, height) {
-    const scale = Math.min(window.devicePixelRatio || 1, TALLEST / Math.max(width, height, 1));
+  // Resizes a canvas (in CSS pixels, sharp on any screen) and returns its context, which draws in CSS pixels.
+  function resizeCanvas(canvas, width, height) {
+    const scale = Math.min(window.devicePixelRatio || 1, MAX_CANVAS_SIZE / Math.max(width, height, 1));
     canvas.width = Math.max(1, Math.round(width * scale));
     canvas.height = Math.max(1, Math.round(height * scale));
     const context = canvas.getContext("2d");
@@ -104,37 +105,38 @@ window.Inspector = (() => {
     return context;
   }
 
-  // One head as a picture of a pixel for each weight.
-  function bitmap(canvas, weights, first, nRows, nColumns, ramp) {
+  // Draws one head with one pixel per weight.
+  function drawWeights(canvas, weights, first, nRows, nColumns, ramp) {
     const image = new ImageData(nColumns, nRows), pixels = new Uint32Array(image.data.buffer);
     for (let i = 0; i < pixels.length; i++) pixels[i] = ramp[Math.round(255 * weights[first + i])];
     canvas.width = nColumns;
     canvas.height = nRows;
-    canvas.getContext("2d", { willReadFrequently: true }).putImageData(image, 0, 0); // not by the GPU: they are many
+    // Draw on the CPU: there are many canvases.
+    canvas.getContext("2d", { willReadFrequently: true }).putImageData(image, 0, 0);
     return canvas;
   }
 
-  // The same of a head, made smaller where it is too large: of weights that fall together the largest stays.
-  function shrunk(weights, first, nRows, nColumns, mostRows, mostColumns) {
-    const rows = Math.min(nRows, mostRows), columns = Math.min(nColumns, mostColumns);
-    const found = new Float32Array(rows * columns);
+  // The weights of one head, reduced to at most the given size. Each value is the largest weight of its block.
+  function downsample(weights, first, nRows, nColumns, maxRows, maxColumns) {
+    const rows = Math.min(nRows, maxRows), columns = Math.min(nColumns, maxColumns);
+    const largest = new Float32Array(rows * columns);
     const column = Int32Array.from({ length: nColumns }, (_, c) => Math.floor((c * columns) / nColumns));
     for (let r = 0, i = first; r < nRows; r++) {
       const start = Math.floor((r * rows) / nRows) * columns;
       for (let c = 0; c < nColumns; c++, i++) {
-        if (weights[i] > found[start + column[c]]) found[start + column[c]] = weights[i];
+        if (weights[i] > largest[start + column[c]]) largest[start + column[c]] = weights[i];
       }
     }
-    return [found, rows, columns];
+    return [largest, rows, columns];
   }
 
-  // Two columns of tokens, or words, and lines between them; or two rows, where they are few and there is room.
-  // `matrix.at(l, r)`: how strong each line is.
+  // Two columns of tokens or words with lines between them. With `allowHorizontal`, two rows if both fit into one line.
+  // `matrix.at(l, r)`: the strength of each line.
   class Columns {
-    constructor(left, right, { label, onhover, onselect, mayLieAcross = false }) {
+    constructor(left, right, { label, onhover, onselect, allowHorizontal = false }) {
       this.sides = [left, right];
-      this.mayLieAcross = mayLieAcross;
-      this.row = Math.max(left.length, right.length) > LONG ? 20 : 28;
+      this.allowHorizontal = allowHorizontal;
+      this.row = Math.max(left.length, right.length) > MANY_TOKENS ? 20 : 28;
       this.canvas = make("canvas", { "aria-hidden": "true" });
       this.buttons = [left, right].map((items) => items.map((item) =>
         make("button", { type: "button", class: "token", tabindex: "-1", "aria-pressed": "false" },
@@ -146,12 +148,12 @@ window.Inspector = (() => {
       this.root = make("div", { class: this.row < 28 ? "columns small" : "columns" }, lists[0], this.canvas, lists[1]);
       this.root.style.setProperty("--row", `${this.row}px`);
       lists.forEach((list, side) => {
-        const place = (event) => this.buttons[side].indexOf(event.target.closest("button"));
-        list.addEventListener("pointerover", (e) => place(e) >= 0 && onhover({ side, index: place(e) }));
+        const indexOf = (event) => this.buttons[side].indexOf(event.target.closest("button"));
+        list.addEventListener("pointerover", (e) => indexOf(e) >= 0 && onhover({ side, index: indexOf(e) }));
         list.addEventListener("pointerleave", () => onhover(null));
-        list.addEventListener("click", (e) => place(e) >= 0 && onselect({ side, index: place(e) }));
+        list.addEventListener("click", (e) => indexOf(e) >= 0 && onselect({ side, index: indexOf(e) }));
         list.addEventListener("keydown", (e) => {
-          const step = { ArrowDown: 1, ArrowUp: -1 }[e.key], next = place(e) + step;
+          const step = { ArrowDown: 1, ArrowUp: -1 }[e.key], next = indexOf(e) + step;
           if (!step) return;
           e.preventDefault();
           if (!this.buttons[side][next]) return;
@@ -161,22 +163,22 @@ window.Inspector = (() => {
       });
     }
 
-    // Whether both sides fit into one line each; then they lie as they are read.
+    // Chooses rows if they are allowed and both fit into one line. Returns whether it did.
     layOut() {
-      this.root.classList.toggle("across", this.mayLieAcross);
+      this.root.classList.toggle("horizontal", this.allowHorizontal);
       const lists = this.root.querySelectorAll("ol");
-      const isAcross = this.mayLieAcross && [...lists].every((list) => list.scrollWidth <= list.clientWidth);
-      this.root.classList.toggle("across", isAcross);
-      return isAcross;
+      const isHorizontal = this.allowHorizontal && [...lists].every((list) => list.scrollWidth <= list.clientWidth);
+      this.root.classList.toggle("horizontal", isHorizontal);
+      return isHorizontal;
     }
 
     paint(matrix, active, selected, palette) {
-      const [nLeft, nRight] = this.sides.map((items) => items.length), isAcross = this.layOut();
-      const height = isAcross ? 84 : this.row * Math.max(nLeft, nRight);
+      const [nLeft, nRight] = this.sides.map((items) => items.length), isHorizontal = this.layOut();
+      const height = isHorizontal ? 84 : this.row * Math.max(nLeft, nRight);
       this.canvas.style.height = `${height}px`;
       const width = this.canvas.clientWidth, start = this.canvas.getBoundingClientRect().left;
-      const context = prepare(this.canvas, width, height);
-      const middles = isAcross && this.buttons.map((buttons) => buttons.map((button) => {
+      const context = resizeCanvas(this.canvas, width, height);
+      const middles = isHorizontal && this.buttons.map((buttons) => buttons.map((button) => {
         const box = button.getBoundingClientRect();
         return box.left + box.width / 2 - start;
       }));
@@ -195,49 +197,49 @@ window.Inspector = (() => {
         if (button.lastChild.textContent !== share) button.lastChild.textContent = share;
       }));
       for (let l = 0; l < nLeft; l++) {
-        for (const r of this.visible(matrix, l, nRight, active)) {
-          const ends = isAcross
+        for (const r of this.lineEnds(matrix, l, nRight, active)) {
+          const ends = isHorizontal
             ? [middles[0][l], 3, middles[1][r], height - 3]
             : [2, (l + 0.5) * this.row - 1, width - 2, (r + 0.5) * this.row - 1];
-          this.line(context, ends, isAcross, matrix.at(l, r), palette);
+          this.line(context, ends, isHorizontal, matrix.at(l, r), palette);
         }
       }
     }
 
-    // Of a token that is looked into, all lines; else the strongest of each.
-    visible(matrix, l, nRight, active) {
+    // The right ends of the lines from l: all lines of the active token, or the strongest lines if none is active.
+    lineEnds(matrix, l, nRight, active) {
       if (active) {
         if (active.side === 0 && active.index !== l) return [];
         const all = active.side === 0 ? Array.from({ length: nRight }, (_, r) => r) : [active.index];
         return all.filter((r) => matrix.at(l, r) >= 0.003);
       }
-      const found = [];
-      for (let r = 0; r < nRight; r++) if (matrix.at(l, r) >= LEAST_LINE) found.push(r);
-      return found.sort((a, b) => matrix.at(l, b) - matrix.at(l, a)).slice(0, nRight > LONG ? 3 : 8);
+      const ends = [];
+      for (let r = 0; r < nRight; r++) if (matrix.at(l, r) >= MIN_LINE_WEIGHT) ends.push(r);
+      return ends.sort((a, b) => matrix.at(l, b) - matrix.at(l, a)).slice(0, nRight > MANY_TOKENS ? 3 : 8);
     }
 
-    line(context, [x, y, toX, toY], isAcross, w, palette) {
+    line(context, [x, y, toX, toY], isHorizontal, w, palette) {
       context.strokeStyle = css(palette.accent, Math.min(1, 0.06 + 0.94 * w));
       context.lineWidth = 1 + 2 * w;
       context.beginPath();
       context.moveTo(x, y);
-      const [bendX, bendY] = isAcross ? [0, (toY - y) * 0.5] : [(toX - x) * 0.45, 0];
+      const [bendX, bendY] = isHorizontal ? [0, (toY - y) * 0.5] : [(toX - x) * 0.45, 0];
       context.bezierCurveTo(x + bendX, y + bendY, toX - bendX, toY - bendY, toX, toY);
       context.stroke();
     }
   }
 
-  // One head as a heat map, tokens along its sides as far as there is room.
+  // One head as a heat map, with its tokens along the sides if there is room.
   class HeatMap {
     constructor({ onhover, onselect }) {
       this.canvas = make("canvas", { class: "heat", role: "img" });
-      this.root = scroller("Heat map", this.canvas);
+      this.root = scrollable("Heat map", this.canvas);
       const cell = (event) => {
         const box = this.canvas.getBoundingClientRect();
         const column = Math.floor((event.clientX - box.left - this.left) / this.cell);
         const row = Math.floor((event.clientY - box.top - this.top) / this.cell);
-        const isIn = row >= 0 && column >= 0 && row < this.nRows && column < this.nColumns;
-        return isIn ? { side: 0, index: row, other: column } : null;
+        const isInside = row >= 0 && column >= 0 && row < this.nRows && column < this.nColumns;
+        return isInside ? { side: 0, index: row, other: column } : null;
       };
       this.canvas.addEventListener("pointermove", (event) => onhover(cell(event)));
       this.canvas.addEventListener("pointerleave", () => onhover(null));
@@ -252,17 +254,17 @@ window.Inspector = (() => {
       probe.font = font;
       const widest = (items) => Math.min(100, 16 + Math.max(...items.map((item) => probe.measureText(item.text).width)));
       this.left = widest(rows);
-      this.cell = Math.max(LEAST_CELL, Math.min(MOST_CELL, Math.floor((room - this.left - 2) / this.nColumns)));
-      const isLabelled = this.cell >= LEAST_LABELLED;
+      this.cell = Math.max(MIN_CELL, Math.min(MAX_CELL, Math.floor((room - this.left - 2) / this.nColumns)));
+      const isLabelled = this.cell >= MIN_LABELLED_CELL;
       if (!isLabelled) {
         this.left = 0;
-        this.cell = Math.max(LEAST_CELL, Math.min(MOST_CELL, (room - 2) / this.nColumns));
+        this.cell = Math.max(MIN_CELL, Math.min(MAX_CELL, (room - 2) / this.nColumns));
       }
       this.top = isLabelled ? widest(columns) : 0;
       const width = this.left + this.cell * this.nColumns + 2, height = this.top + this.cell * this.nRows + 2;
       this.canvas.style.width = `${width}px`;
       this.canvas.style.height = `${height}px`;
-      const context = prepare(this.canvas, width, height), gap = this.cell > 8 ? 1 : 0;
+      const context = resizeCanvas(this.canvas, width, height), gap = this.cell > 8 ? 1 : 0;
       context.clearRect(0, 0, width, height);
       context.imageSmoothingEnabled = false;
       context.drawImage(picture, this.left, this.top, this.cell * this.nColumns, this.cell * this.nRows);
@@ -271,7 +273,7 @@ window.Inspector = (() => {
         for (let i = 1; i < this.nRows; i++) context.clearRect(this.left, this.top + i * this.cell - 1, width, 1);
       }
       if (isLabelled) this.labels(context, rows, columns, active, palette, font);
-      this.cross(context, active, palette);
+      this.outline(context, active, palette);
     }
 
     labels(context, rows, columns, active, palette, font) {
@@ -300,57 +302,58 @@ window.Inspector = (() => {
       });
     }
 
-    cross(context, active, palette) {
+    // Outlines the active row and column.
+    outline(context, active, palette) {
       if (!active) return;
       context.strokeStyle = css(palette.warm);
       context.lineWidth = 1.5;
       const row = active.side === 0 ? active.index : null, column = active.side === 1 ? active.index : active.other;
-      const [w, h] = [this.cell * this.nColumns, this.cell * this.nRows], out = this.cell < 6 ? 2 : 0.5;
-      const thick = this.cell + 2 * out - 1;
-      if (row !== null) context.strokeRect(this.left, this.top + row * this.cell - out, w, thick);
-      if (column !== undefined) context.strokeRect(this.left + column * this.cell - out, this.top, thick, h);
+      const [w, h] = [this.cell * this.nColumns, this.cell * this.nRows], margin = this.cell < 6 ? 2 : 0.5;
+      const thickness = this.cell + 2 * margin - 1;
+      if (row !== null) context.strokeRect(this.left, this.top + row * this.cell - margin, w, thickness);
+      if (column !== undefined) context.strokeRect(this.left + column * this.cell - margin, this.top, thickness, h);
     }
   }
 
-  // Everything about one document: which record, kind, layer and head is looked at, and which token.
+  // The whole page, with the selected record, kind, layer, head and token as its state.
   class View {
-    constructor(root, document_) {
+    constructor(root, data) {
       this.root = root;
-      this.document = document_;
-      this.names = document_.names;
+      this.data = data;
+      this.names = data.names;
       this.state = { record: 0, kind: "memory", layer: 0, head: 0, selected: null, hover: null };
-      this.stopped = new AbortController();
-      const signal = this.stopped.signal;
+      this.listening = new AbortController();
+      const signal = this.listening.signal;
       root.classList.add("inspector");
       window.addEventListener("keydown", (event) => this.key(event), { signal });
       matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolour(), { signal });
-      this.resized = new ResizeObserver(() => { this.paint(); this.paintWords(); });
+      this.resizeObserver = new ResizeObserver(() => { this.paint(); this.paintWords(); });
       this.build();
-      this.resized.observe(root);
+      this.resizeObserver.observe(root);
     }
 
     destroy() {
-      this.stopped.abort();
-      this.resized.disconnect();
+      this.listening.abort();
+      this.resizeObserver.disconnect();
       clearTimeout(this.drawing);
       this.root.replaceChildren();
     }
 
-    get record() { return this.document.records[this.state.record]; }
+    get record() { return this.data.records[this.state.record]; }
     get shape() { return this.record.weights[this.state.kind].shape; }
     get active() { return this.state.hover ?? this.state.selected; }
 
     headOf(kind, layer, head) {
-      return this.record.heads.find((one) => one.kind === kind && one.layer === layer && one.head === head);
+      return this.record.heads.find((h) => h.kind === kind && h.layer === layer && h.head === head);
     }
 
     build() {
       const { kind, layer, head } = this.record.heads[this.record.most_telling];
       Object.assign(this.state, { kind, layer, head, selected: null, hover: null });
-      this.palette = colours(this.root);
+      this.palette = readPalette(this.root);
       this.wordLinks = this.record.alignment ?? [];
-      this.status = make("p", { class: "looking", "aria-live": "polite" });
-      this.choice = make("section", { class: "card", "aria-label": "Which head" });
+      this.status = make("p", { class: "status", "aria-live": "polite" });
+      this.choice = make("section", { class: "card", "aria-label": "Head" });
       this.pair = make("div", { class: "pair" });
       this.root.replaceChildren(
         this.top(), this.sentenceCard(), this.choice, this.pair, this.overviewCard(), this.wordsCard(), this.footer());
@@ -359,7 +362,7 @@ window.Inspector = (() => {
     }
 
     top() {
-      const { model, direction, records } = this.document;
+      const { model, direction, records } = this.data;
       const about = [model, direction && direction.replace("-", " \u2192 ")].filter(Boolean).join(", ");
       const [layers, heads] = this.record.weights.memory.shape;
       const counts = `${layers} decoder layers of ${heads} heads`;
@@ -370,9 +373,9 @@ window.Inspector = (() => {
           this.build();
           this.root.querySelector("select").focus();
         },
-      }, ...records.map((one, i) => {
-        const part = one.part[1] > 1 ? ` (part ${one.part[0]} of ${one.part[1]})` : "";
-        const text = one.text.length > 70 ? `${[...one.text].slice(0, 69).join("")}\u2026` : one.text;
+      }, ...records.map(({ part: [number, nParts], text: full }, i) => {
+        const part = nParts > 1 ? ` (part ${number} of ${nParts})` : "";
+        const text = full.length > 70 ? `${[...full].slice(0, 69).join("")}\u2026` : full;
         return make("option", { text: `${i + 1}. ${text}${part}`, ...(i === this.state.record ? { selected: "" } : {}) });
       }));
       const theme = document.documentElement.dataset.theme ?? "auto";
@@ -393,16 +396,16 @@ window.Inspector = (() => {
     }
 
     recolour() {
-      this.palette = colours(this.root);
+      this.palette = readPalette(this.root);
       this.showHead();
       this.paintWords();
       this.drawOverview();
     }
 
-    // The sentence, its translation, and how likely each token was.
+    // The sentence, its translation, and the probability of each token.
     sentenceCard() {
       const { text, translation, tokens, target, flags, part } = this.record;
-      this.instead = make("p", { class: "instead", "aria-live": "polite" });
+      this.alternatives = make("p", { class: "alternatives", "aria-live": "polite" });
       this.chips = tokens.map((token, t) => {
         const isMark = token.piece === "</s>" && t === target.length - 1;
         const begins = isMark || t === 0 || token.piece.startsWith("\u2581");
@@ -414,21 +417,21 @@ window.Inspector = (() => {
         return make("button", {
           type: "button",
           class: `chip${begins ? " begins" : ""}${ends ? " ends" : ""}${unsure}`,
-          onclick: () => this.selectSaid(t),
-          onpointerenter: () => this.showInstead(t),
-          onfocus: () => this.showInstead(t),
-        }, tokenText({ text: shown(token.piece, isMark), isMark }), make("small", { text: percent(token.probability) }),
+          onclick: () => this.selectPredicted(t),
+          onpointerenter: () => this.showAlternatives(t),
+          onfocus: () => this.showAlternatives(t),
+        }, tokenText({ text: displayText(token.piece, isMark), isMark }), make("small", { text: percent(token.probability) }),
         make("span", { class: "bar" }, bar));
       });
-      const said = make("div", { class: "said", role: "group", "aria-label": "Tokens of the translation" },
+      const tokenList = make("div", { class: "tokens", role: "group", "aria-label": "Tokens of the translation" },
         ...this.chips);
       const notes = flags.map((flag) => `${flag}: ${this.names.flags[flag] ?? ""}`);
       if (part[1] > 1) notes.unshift(`part ${part[0]} of ${part[1]}`);
       this.wordSpans = [[], []];
-      const card = make("section", { class: `card${tokens.length > LONG ? " long" : ""}`, "aria-label": "Translation" },
-        this.sentence("sentence", text, 0), this.sentence("translation", translation, 1), said, this.instead,
+      const card = make("section", { class: `card${tokens.length > MANY_TOKENS ? " long" : ""}`, "aria-label": "Translation" },
+        this.sentence("sentence", text, 0), this.sentence("translation", translation, 1), tokenList, this.alternatives,
         ...notes.map((note) => make("p", { class: "note", text: note })));
-      this.showInstead(null);
+      this.showAlternatives(null);
       return card;
     }
 
@@ -457,40 +460,41 @@ window.Inspector = (() => {
       }
     }
 
-    showInstead(t) {
+    showAlternatives(t) {
       if (t === null) {
-        this.instead.textContent = HOW_LIKELY;
+        this.alternatives.textContent = ABOUT_PROBABILITIES;
         return;
       }
       const token = this.record.tokens[t];
-      const name = (piece) => make("b", {}, tokenText({ text: shown(piece, piece === "</s>") }));
-      const others = token.runners_up.flatMap(([piece, p], i) => [i ? ", " : "", name(piece), ` ${percent(p)}`]);
-      this.instead.replaceChildren(name(token.piece), ` ${percent(token.probability)}; instead: `, ...others);
+      const name = (piece) => make("b", {}, tokenText({ text: displayText(piece, piece === "</s>") }));
+      const runnersUp = token.runners_up.flatMap(([piece, p], i) => [i ? ", " : "", name(piece), ` ${percent(p)}`]);
+      this.alternatives.replaceChildren(
+        name(token.piece), ` ${percent(token.probability)}; alternatives: `, ...runnersUp);
     }
 
-    // What a token looked at when it was about to be said.
-    selectSaid(t) {
+    // Shows the attention that predicted token t.
+    selectPredicted(t) {
       if (this.state.kind === "encoder") this.choose({ kind: "memory" });
       this.select({ side: 0, index: t }, true);
     }
 
-    // Which head is looked at
+    // Changes the selected kind, layer or head.
     choose(change) {
       const kind = change.kind ?? this.state.kind;
       const [layers, heads] = this.record.weights[kind].shape;
-      const isOther = SIDES[kind].join() !== SIDES[this.state.kind].join();
-      Object.assign(this.state, change, isOther ? { selected: null, hover: null } : {});
+      const changesSides = SIDES[kind].join() !== SIDES[this.state.kind].join();
+      Object.assign(this.state, change, changesSides ? { selected: null, hover: null } : {});
       this.state.layer = Math.max(0, Math.min(layers - 1, this.state.layer));
       this.state.head = Math.max(0, Math.min(heads - 1, this.state.head));
       this.showHead();
     }
 
-    segments(name, legend, options, chosen, onchoose) {
+    segments(name, legend, options, selected, onchoose) {
       return make("fieldset", { class: name }, make("legend", { text: legend }),
         make("div", { class: "segments" }, ...options.map(([value, text]) => make("label", {},
           make("input", {
             type: "radio", name: `${name}-${this.id ??= Math.random().toString(36).slice(2)}`, value,
-            ...(value === chosen ? { checked: "" } : {}), onchange: () => onchoose(value),
+            ...(value === selected ? { checked: "" } : {}), onchange: () => onchoose(value),
           }), make("span", { text })))));
     }
 
@@ -500,31 +504,29 @@ window.Inspector = (() => {
       const hadFocus = this.choice.contains(focused) ? focused.closest("fieldset")?.className : null;
       const numbers = (n) => Array.from({ length: n }, (_, i) => [String(i), String(i + 1)]);
       const kinds = Object.entries(this.names.kinds);
-      const found = this.headOf(kind, layer, head), words = this.names.places[kind];
-      const distance = found.distance.toFixed(1), entropy = found.entropy.toFixed(1);
-      const shares = Object.entries(found.shares).map(([place, share]) => {
+      const summary = this.headOf(kind, layer, head), placeNames = this.names.places[kind];
+      const distance = summary.distance.toFixed(1), entropy = summary.entropy.toFixed(1);
+      const shares = Object.entries(summary.shares).map(([place, share]) => {
         const bar = make("i");
         bar.style.setProperty("--w", share);
-        return make("span", {}, make("span", { text: words[place] }), make("span", {}, bar, percent(share)));
+        return make("span", {}, make("span", { text: placeNames[place] }), make("span", {}, bar, percent(share)));
       });
       this.choice.replaceChildren(
         make("div", { class: "choice" },
           this.segments("kind-choice", "Attention", kinds, kind, (kind) => this.choose({ kind })),
           this.segments("layer-choice", "Layer", numbers(layers), String(layer), (i) => this.choose({ layer: Number(i) })),
           this.segments("head-choice", "Head", numbers(heads), String(head), (i) => this.choose({ head: Number(i) }))),
-        make("div", { class: "tends" },
-          make("span", {}, "Looks mostly at ", make("strong", { text: found.label })),
-          make("span", { class: "note", text: `${distance} tokens away, ${entropy} bits of entropy, on average` })),
+        make("div", { class: "summary" },
+          make("span", {}, "Attends mostly to: ", make("strong", { text: summary.label })),
+          make("span", { class: "note", text: `mean distance ${distance} tokens, mean entropy ${entropy} bits` })),
         make("div", { class: "shares" }, ...shares), this.status);
       if (hadFocus) this.choice.querySelector(`.${hadFocus} input:checked`)?.focus();
 
       const key = `${record} ${kind} ${layer}`;
-      if (this.unpacked?.key !== key) {
-        this.unpacked = { key, weights: unpack(this.record.weights[kind], layer) }; // one layer at a time
-      }
+      if (this.unpacked?.key !== key) this.unpacked = { key, weights: unpack(this.record.weights[kind], layer) };
       const first = head * nRows * nColumns, weights = this.unpacked.weights;
       this.matrix = { at: (row, column) => weights[first + row * nColumns + column], isShare: true };
-      this.picture = bitmap(make("canvas"), weights, first, nRows, nColumns, this.palette.ramp);
+      this.picture = drawWeights(make("canvas"), weights, first, nRows, nColumns, this.palette.ramp);
       this.showPair();
       for (const button of this.root.querySelectorAll(".head")) {
         button.setAttribute("aria-pressed", String(button.dataset.at === `${kind} ${layer} ${head}`));
@@ -537,15 +539,15 @@ window.Inspector = (() => {
       if (this.shownPair === key && this.pair.firstChild) return;
       this.shownPair = key;
       this.items = sides.map((side) => itemsOf(this.record, side));
-      const reactions = {
+      const handlers = {
         onhover: (at) => { this.state.hover = at; this.paint(); },
-        onselect: (at, isSet) => this.select(at, isSet),
+        onselect: (at, staysSelected) => this.select(at, staysSelected),
       };
-      const label = [`Tokens that ask: ${TITLES[sides[0]]}`, `Tokens that are looked at: ${TITLES[sides[1]]}`];
-      this.columns = new Columns(...this.items, { label, ...reactions });
-      this.heat = new HeatMap(reactions);
+      const label = [`Queries: ${TITLES[sides[0]]}`, `Attended tokens: ${TITLES[sides[1]]}`];
+      this.columns = new Columns(...this.items, { label, ...handlers });
+      this.heat = new HeatMap(handlers);
       const legend = make("span", { class: "note legend" }, "0", make("i"), "100\u00a0%");
-      const lines = scroller("Lines", this.columns.root);
+      const lines = scrollable("Lines", this.columns.root);
       lines.classList.add("lines");
       this.pair.replaceChildren(
         make("section", { class: "card" }, make("header", {}, make("h2", { text: "Lines" }),
@@ -553,17 +555,18 @@ window.Inspector = (() => {
         make("section", { class: "card" }, make("header", {}, make("h2", { text: "Heat map" }), legend), this.heat.root));
     }
 
-    select(at, isSet = false) {
+    // Selecting the selected token again clears the selection, unless `staysSelected`.
+    select(at, staysSelected = false) {
       const { selected } = this.state;
       const isSame = selected && selected.side === at?.side && selected.index === at?.index;
-      this.state.selected = isSame && !isSet ? null : at;
+      this.state.selected = isSame && !staysSelected ? null : at;
       this.state.hover = null;
       this.paint();
-      if (this.state.selected) this.bringIntoView(at.index * this.columns.row);
+      if (this.state.selected) this.scrollToToken(at.index * this.columns.row);
     }
 
-    // What was chosen elsewhere stands in the middle of the lines; what can be seen already stays where it is.
-    bringIntoView(y) {
+    // Scrolls the lines so that a token at y is in the middle, unless it is already visible.
+    scrollToToken(y) {
       const lines = this.pair.querySelector(".lines"), { scrollTop, clientHeight } = lines;
       if (y < scrollTop || y + this.columns.row > scrollTop + clientHeight) lines.scrollTop = y - clientHeight / 2;
     }
@@ -574,29 +577,32 @@ window.Inspector = (() => {
       this.columns.paint(this.matrix, this.active, selected, this.palette);
       this.heat.paint(this.picture, ...this.items, this.active, this.palette);
       const name = `${this.names.kinds[kind]}, layer ${layer + 1}, head ${head + 1}`;
-      this.heat.canvas.setAttribute("aria-label", `Attention of ${name}: rows look at columns`);
-      const said = kind !== "encoder" && this.active?.side === 0 ? this.active.index : -1;
-      this.chips.forEach((chip, t) => chip.classList.toggle("active", t === said));
+      this.heat.canvas.setAttribute("aria-label", `Attention of ${name}: rows attend to columns`);
+      const predicted = kind !== "encoder" && this.active?.side === 0 ? this.active.index : -1;
+      this.chips.forEach((chip, t) => chip.classList.toggle("active", t === predicted));
       this.describe();
     }
 
     describe() {
       const at = this.active, { kind } = this.state;
-      if (!at) { this.status.textContent = `${ABOUT[kind]} Point at a token or a cell; click to hold it.`; return; }
-      const bold = (item) => make("b", {}, tokenText(item)), [asks, looked] = this.items;
+      if (!at) {
+        this.status.textContent = `${ABOUT[kind]} Point at a token or a cell to see its weights; click to select it.`;
+        return;
+      }
+      const bold = (item) => make("b", {}, tokenText(item)), [queries, attended] = this.items;
       const weight = (i) => (at.side ? this.matrix.at(i, at.index) : this.matrix.at(at.index, i));
-      const others = (at.side ? asks : looked).map((item, i) => [item, weight(i)]);
-      const first = others.sort((a, b) => b[1] - a[1]).slice(0, 4).filter(([, w]) => w >= 0.0005);
-      const list = first.flatMap(([item, w], i) => [i ? ", " : "", bold(item), ` ${percent(w)}`]);
-      const parts = [bold((at.side ? looked : asks)[at.index])];
+      const others = (at.side ? queries : attended).map((item, i) => [item, weight(i)]);
+      const strongest = others.sort((a, b) => b[1] - a[1]).slice(0, 4).filter(([, w]) => w >= 0.0005);
+      const list = strongest.flatMap(([item, w], i) => [i ? ", " : "", bold(item), ` ${percent(w)}`]);
+      const parts = [bold((at.side ? attended : queries)[at.index])];
       const next = kind !== "encoder" && !at.side ? this.record.tokens[at.index] : null;
-      if (next) parts.push(", about to say ", bold({ text: shown(next.piece, next.piece === "</s>") }), ",");
-      parts.push(at.side ? " is looked at by " : " looks at ", ...list);
-      if (at.other !== undefined) parts.push("; here ", bold(looked[at.other]), ` ${percent(weight(at.other))}`);
+      if (next) parts.push(", predicting ", bold({ text: displayText(next.piece, next.piece === "</s>") }), ",");
+      parts.push(at.side ? " gets attention from " : " attends to ", ...list);
+      if (at.other !== undefined) parts.push("; this cell: ", bold(attended[at.other]), ` ${percent(weight(at.other))}`);
       this.status.replaceChildren(...parts);
     }
 
-    // All heads at a glance
+    // Small heat maps of all heads.
     overviewCard() {
       const groups = Object.entries(this.names.kinds).map(([kind, name]) => {
         const [layers, heads] = this.record.weights[kind].shape;
@@ -613,30 +619,30 @@ window.Inspector = (() => {
         return make("div", { class: "kind" }, make("h3", { text: name }), ...rows);
       });
       const kinds = make("div", { class: "kinds" }, ...groups);
-      kinds.style.setProperty("--least", `${Math.min(8, this.shape[1]) * 4.8 + 1.5}rem`); // all heads of a layer in a row
-      const details = make("details", {}, make("summary", { text: "What each head tends to do, in numbers" }));
+      kinds.style.setProperty("--min-width", `${Math.min(8, this.shape[1]) * 4.8 + 1.5}rem`); // a row holds one layer
+      const details = make("details", {}, make("summary", { text: "Measurements of each head" }));
       details.addEventListener("toggle", () => {
         if (details.open && !details.querySelector("table")) details.append(this.table());
       });
       return make("section", { class: "card overview" }, make("header", {}, make("h2", { text: "All heads" }),
-        make("span", { class: "note", text: "what each looks at most; rows ask, columns are looked at" })),
+        make("span", { class: "note", text: "rows: queries; columns: attended tokens; text: the main target of attention" })),
         kinds, details);
     }
 
-    // Layer by layer, with time for the page in between.
+    // Draws layer by layer, so that the page can react in between.
     drawOverview() {
       clearTimeout(this.drawing);
-      const waiting = Object.keys(this.names.kinds).flatMap((kind) =>
+      const remaining = Object.keys(this.names.kinds).flatMap((kind) =>
         this.record.weights[kind].layers.map((_, layer) => [kind, layer]));
       const next = () => {
-        if (!waiting.length) { this.root.dataset.drawn = "all"; return; }
-        const [kind, layer] = waiting.shift(), packed = this.record.weights[kind];
+        if (!remaining.length) { this.root.dataset.drawn = "all"; return; }
+        const [kind, layer] = remaining.shift(), packed = this.record.weights[kind];
         const [, heads, nRows, nColumns] = packed.shape, weights = unpack(packed, layer);
         const canvases = this.root.querySelectorAll(`.head[data-at^="${kind} ${layer} "] canvas`);
         const width = canvases[0].clientWidth || 96, height = canvases[0].clientHeight || 58;
         for (let head = 0; head < heads; head++) {
-          const [small, rows, columns] = shrunk(weights, head * nRows * nColumns, nRows, nColumns, height, width);
-          bitmap(canvases[head], small, 0, rows, columns, this.palette.ramp);
+          const [largest, rows, columns] = downsample(weights, head * nRows * nColumns, nRows, nColumns, height, width);
+          drawWeights(canvases[head], largest, 0, rows, columns, this.palette.ramp);
         }
         this.drawing = setTimeout(next, 0);
       };
@@ -646,17 +652,20 @@ window.Inspector = (() => {
 
     table() {
       const names = { ...this.names.places.encoder };
-      const titles = ["attention", "layer", "head", "looks mostly at", "distance", "entropy", ...Object.values(names)];
+      const titles = [
+        "attention", "layer", "head", "attends mostly to", "distance (tokens)", "entropy (bits)", ...Object.values(names),
+      ];
       const head = make("tr", {}, ...titles.map((text, i) =>
         make("th", { scope: "col", text, ...(i === 3 ? { class: "words" } : {}) })));
-      const rows = this.record.heads.map((one) => make("tr", {},
-        ...[this.names.kinds[one.kind], one.layer + 1, one.head + 1].map((text) => make("td", { text })),
-        make("td", { class: "words", text: one.label }),
-        ...[one.distance.toFixed(1), one.entropy.toFixed(2)].map((text) => make("td", { text })),
-        ...Object.keys(names).map((place) => make("td", { text: place in one.shares ? percent(one.shares[place]) : "" }))));
-      return scroller("What each head tends to do",
+      const rows = this.record.heads.map((summary) => make("tr", {},
+        ...[this.names.kinds[summary.kind], summary.layer + 1, summary.head + 1].map((text) => make("td", { text })),
+        make("td", { class: "words", text: summary.label }),
+        ...[summary.distance.toFixed(1), summary.entropy.toFixed(2)].map((text) => make("td", { text })),
+        ...Object.keys(names).map((place) =>
+          make("td", { text: place in summary.shares ? percent(summary.shares[place]) : "" }))));
+      return scrollable("Measurements of each head",
         make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)),
-        make("p", { class: "note", text: OF_SHARES }));
+        make("p", { class: "note", text: ABOUT_SHARES }));
     }
 
     wordsCard() {
@@ -665,19 +674,19 @@ window.Inspector = (() => {
       this.words = null;
       if (this.record.alignment === null) {
         return make("section", { class: "card" }, header,
-          make("p", { class: "note", text: "This model does not say which of its heads align words." }));
+          make("p", { class: "note", text: "This model does not name its alignment heads." }));
       }
       const nTarget = sides[1].length, linked = new Set(this.wordLinks.map(([s, t]) => s * nTarget + t));
       this.wordMatrix = { at: (s, t) => (linked.has(s * nTarget + t) ? 1 : 0), isShare: false };
-      const react = (at) => {
+      const highlight = (at) => {
         this.linkWords(at?.side ?? 0, at ? at.index : null);
         this.paintWords(at);
       };
       const label = ["Words of the source", "Words of the translation"];
-      this.words = new Columns(...sides, { label, onhover: react, onselect: react, mayLieAcross: true });
-      header.append(make("span", { class: "note", text: "which words belong together, by the heads that align best" }));
+      this.words = new Columns(...sides, { label, onhover: highlight, onselect: highlight, allowHorizontal: true });
+      header.append(make("span", { class: "note", text: "corresponding words, by the alignment heads of the model" }));
       return make("section", { class: "card words-card" }, header,
-        scroller("Word alignment", this.words.root));
+        scrollable("Word alignment", this.words.root));
     }
 
     paintWords(active = null) {
@@ -686,15 +695,17 @@ window.Inspector = (() => {
 
     footer() {
       const keys = {
-        "\u2190 \u2192": "head", "Shift \u2190 \u2192": "layer", "1 2 3": "kind of attention", "J K": "token", Esc: "let go",
+        "\u2190 \u2192": "head", "Shift \u2190 \u2192": "layer", "1 2 3": "kind of attention", "J K": "token",
+        Esc: "clear the selection",
       };
-      return make("footer", { class: "note" }, ...Object.entries(keys).map(([key, what]) =>
-        make("span", {}, make("kbd", { text: key }), ` ${what}`)));
+      return make("footer", { class: "note" }, ...Object.entries(keys).map(([key, action]) =>
+        make("span", {}, make("kbd", { text: key }), ` ${action}`)));
     }
 
     key(event) {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
-      if (event.target.closest?.("select, input, textarea, [contenteditable]")) return; // which have arrows of their own
+      // These elements use the same keys themselves.
+      if (event.target.closest?.("select, input, textarea, [contenteditable]")) return;
       const { layer, head, selected } = this.state;
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       const kind = Object.keys(this.names.kinds)[Number(event.key) - 1];
@@ -710,8 +721,8 @@ window.Inspector = (() => {
     }
   }
 
-  function mount(element, document_) {
-    return new View(element, document_);
+  function mount(element, data) {
+    return new View(element, data);
   }
 
   const records = document.getElementById("records");

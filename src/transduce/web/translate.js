@@ -1,60 +1,60 @@
-// The page at /: text in, its translation as it is typed. What is asked goes to this server alone, and the history
-// stays in the browser.
+// The page at /: translates text as it is typed. It sends requests only to its own server, and the history stays in the
+// browser.
 "use strict";
 
 (() => {
-  const { make } = Inspector, { keeper, Failure, sentence, ask, pause } = Asking;
-  const BREAKS = /\r\n|[\n\r\v\f\u001c\u001d\u001e\u0085\u2028\u2029]/; // all that ends a line for the server
-  const PAUSE = 250; // milliseconds without a key before anything is asked
-  const SETTLED = 1500; // before a translation is worth remembering
-  const AT_ONCE = 4; // lines in a request, so that the first of many are there soon
+  const { make } = Inspector, { storage, ApiError, toSentence, request, pause } = Api;
+  const BREAKS = /\r\n|[\n\r\v\f\u001c\u001d\u001e\u0085\u2028\u2029]/; // everything that ends a line on the server
+  const TYPING_PAUSE = 250; // milliseconds without a key before a request is sent
+  const HISTORY_PAUSE = 1500; // milliseconds before a finished translation is added to the history
+  const LINES_PER_REQUEST = 4; // few, so that the first of many lines appear soon
   const N_ALTERNATIVES = 3;
-  const MOST_TRIES = 5, MOST_WAIT = 30; // seconds
-  const MOST_KNOWN = 300; // lines whose answers are held
-  const MOST_HISTORY = 30;
+  const MAX_ATTEMPTS = 5, MAX_WAIT = 30; // seconds
+  const MAX_CACHED = 300; // lines
+  const MAX_HISTORY = 30;
   const THEMES = ["auto", "light", "dark"];
   const $ = (id) => document.getElementById(id);
 
-  const kept = keeper("localStorage"), session = keeper("sessionStorage");
+  const local = storage("localStorage"), session = storage("sessionStorage");
 
   let token = session.get("token", null);
 
-  // Again where the server says when.
-  async function askUntilAnswered(path, body, signal) {
-    for (let tries = 1; ; tries++) {
+  // Sends a request, and sends it again after a refusal with Retry-After.
+  async function requestWithRetries(path, body, signal) {
+    for (let attempt = 1; ; attempt++) {
       try {
-        const answer = await ask(path, body, { token, signal });
-        solved();
-        return answer;
+        const response = await request(path, body, { token, signal });
+        hideProblem();
+        return response;
       } catch (error) {
         if (error.code === 401 || (error.code === 403 && token)) askForToken();
-        if (!error.wait || tries >= MOST_TRIES) throw error;
-        const wait = Math.min(error.wait, MOST_WAIT);
-        complain(`${error.message} Trying again in ${wait}\u00a0s.`);
+        if (!error.retryAfter || attempt >= MAX_ATTEMPTS) throw error;
+        const wait = Math.min(error.retryAfter, MAX_WAIT);
+        showProblem(`${error.message} Trying again in ${wait}\u00a0s.`);
         await pause(1000 * wait, signal);
       }
     }
   }
 
-  function complain(text, again = null) {
+  function showProblem(text, retry = null) {
     if ($("problem-text").textContent !== text) $("problem-text").textContent = text;
-    $("again").hidden = !again;
-    $("again").onclick = again;
+    $("retry").hidden = !retry;
+    $("retry").onclick = retry;
     $("problem").hidden = false;
   }
 
-  function solved() {
+  function hideProblem() {
     $("problem").hidden = true;
     $("access").hidden = true;
   }
 
-  // Of what failed for good. What was only overtaken says nothing.
-  function failed(error, again) {
+  // Shows a failed request. A request that was cancelled shows nothing.
+  function showFailure(error, retry) {
     if (error.name === "AbortError") return;
-    if (!(error instanceof Failure)) throw error;
-    setState("");
-    if (error.code === 401 || error.code === 403) complain(error.message);
-    else complain(error.message, again);
+    if (!(error instanceof ApiError)) throw error;
+    setStatus("");
+    if (error.code === 401 || error.code === 403) showProblem(error.message);
+    else showProblem(error.message, retry);
   }
 
   function askForToken() {
@@ -64,371 +64,379 @@
     $("token").focus();
   }
 
-  // What is known, and what is shown
+  // State
 
   const state = {
-    languages: [], limits: {}, lines: [], // {source, answer, prefix, chosen, isStale}, or null for a blank one
-    at: null, // the line and word that are looked into
+    languages: [], limits: {}, lines: [], // {source, response, prefix, chosen, isStale}, or null for a blank line
+    selected: null, // the line and the word whose details are shown
   };
-  const known = new Map();
-  let asking = new AbortController(), typing = 0, settling = 0, inspector = null;
+  const cache = new Map(); // {response, prefix, chosen} by languages and line
+  let controller = new AbortController(), typingTimer = 0, historyTimer = 0, inspector = null;
 
-  const pair = () => ({ source: $("source").value, target: $("target").value });
+  const languagePair = () => ({ source: $("source").value, target: $("target").value });
   const keyOf = (line) => JSON.stringify([$("source").value, $("target").value, line]);
 
-  function remember(line, found) {
-    known.delete(keyOf(line));
-    known.set(keyOf(line), found);
-    if (known.size > MOST_KNOWN) known.delete(known.keys().next().value);
+  function addToCache(line, entry) {
+    cache.delete(keyOf(line));
+    cache.set(keyOf(line), entry);
+    if (cache.size > MAX_CACHED) cache.delete(cache.keys().next().value);
   }
 
-  function setState(text) {
-    $("state").textContent = text;
+  function setStatus(text) {
+    $("status").textContent = text;
   }
 
-  // What is known of each line; where nothing is, what stood there before, as stale.
-  function match() {
+  // Reads the lines of the text. A line that is not cached shows the old response in its place, marked as stale.
+  function updateLines() {
     const before = state.lines;
     state.lines = $("text").value.split(BREAKS).map((line, i) => {
       if (!line.trim()) return null;
-      const found = known.get(keyOf(line));
-      return { source: line, ...(found ?? { answer: before[i]?.answer }), isStale: !found };
+      const entry = cache.get(keyOf(line));
+      return { source: line, ...(entry ?? { response: before[i]?.response }), isStale: !entry };
     });
   }
 
-  function changed() {
-    asking.abort();
-    asking = new AbortController();
-    clearTimeout(typing);
-    clearTimeout(settling);
+  function cancelRequests() {
+    controller.abort();
+    controller = new AbortController();
+    clearTimeout(typingTimer);
+  }
+
+  function onTextChange() {
+    cancelRequests();
+    clearTimeout(historyTimer);
     closeWord();
     closeInspector();
-    match();
+    updateLines();
     render();
     $("problem").hidden = true;
-    if (!count()) return;
+    if (!checkLength()) return;
     const isWaiting = state.lines.some((line) => line?.isStale);
-    setState(isWaiting ? "\u2026" : "");
-    if (isWaiting) typing = setTimeout(translate, PAUSE, asking.signal);
-    else settle();
+    setStatus(isWaiting ? "\u2026" : "");
+    if (isWaiting) typingTimer = setTimeout(translate, TYPING_PAUSE, controller.signal);
+    else onTranslated();
   }
 
   async function translate(signal) {
     const waiting = [...new Set(state.lines.filter((line) => line?.isStale).map((line) => line.source))];
-    const atOnce = Math.min(AT_ONCE, state.limits.explained_texts ?? AT_ONCE);
-    setState("translating\u2026");
+    const nPerRequest = Math.min(LINES_PER_REQUEST, state.limits.explained_texts ?? LINES_PER_REQUEST);
+    setStatus("translating\u2026");
     try {
-      for (let first = 0; first < waiting.length; first += atOnce) {
-        const q = waiting.slice(first, first + atOnce);
-        const { lines } = await askUntilAnswered("explain", { q, ...pair(), alternatives: nAlternatives() }, signal);
-        q.forEach((line, i) => remember(line, { answer: lines[i], prefix: null, chosen: [] }));
-        match();
+      for (let first = 0; first < waiting.length; first += nPerRequest) {
+        const q = waiting.slice(first, first + nPerRequest);
+        const body = { q, ...languagePair(), alternatives: nAlternatives() };
+        const { lines } = await requestWithRetries("explain", body, signal);
+        q.forEach((line, i) => addToCache(line, { response: lines[i], prefix: null, chosen: [] }));
+        updateLines();
         render();
       }
-      setState("");
-      settle();
+      setStatus("");
+      onTranslated();
     } catch (error) {
-      failed(error, changed);
+      showFailure(error, onTextChange);
     }
   }
 
   const nAlternatives = () => Math.min(N_ALTERNATIVES, state.limits.alternatives ?? 0);
 
-  // Once, when it is whole: a screen reader reads it, and the history keeps it.
-  function settle() {
+  // Called once per finished translation: a screen reader reads it, and the history stores it.
+  function onTranslated() {
     const text = translation();
     $("live").textContent = text;
-    clearTimeout(settling);
-    if (text.trim()) settling = setTimeout(() => addToHistory(text), SETTLED);
+    clearTimeout(historyTimer);
+    if (text.trim()) historyTimer = setTimeout(() => addToHistory(text), HISTORY_PAUSE);
   }
 
-  const translation = () => state.lines.map((line) => line?.answer?.translatedText ?? "").join("\n");
+  const translation = () => state.lines.map((line) => line?.response?.translatedText ?? "").join("\n");
 
   // Drawing
 
   function render() {
-    const lang = $("target").value, at = state.at;
+    const lang = $("target").value, { selected } = state;
     const lines = state.lines.map((line, i) => {
-      if (!line?.answer) return make("p", { class: line ? "line waiting" : "line", text: "\u00a0" });
-      return Words.line(line.answer, {
+      if (!line?.response) return make("p", { class: line ? "line waiting" : "line", text: "\u00a0" });
+      return Words.line(line.response, {
         lang, chosen: line.chosen, isStale: line.isStale,
-        onpick: (word) => pick(i, word), onpoint: (word) => point(i, word),
+        onpick: (word) => selectWord(i, word), onpoint: (word) => pointAt(i, word),
       });
     });
-    const isEmpty = !state.lines.some((line) => line?.answer);
+    const isEmpty = !state.lines.some((line) => line?.response);
     $("output").replaceChildren(...(state.lines.some(Boolean) ? lines : []));
     const first = $("output").querySelector(".word");
     if (first) first.tabIndex = 0;
-    $("legend").hidden = $("inside").hidden = isEmpty;
+    $("legend").hidden = $("attention").hidden = isEmpty;
     $("copy").hidden = isEmpty || !navigator.clipboard;
-    $("release").hidden = !state.lines.some((line) => line?.prefix);
-    if (at) mark(at.line, at.word);
+    $("undo").hidden = !state.lines.some((line) => line?.prefix);
+    if (selected) markSelected(selected.line, selected.word);
     renderFlags();
-    renderOthers();
-    highlight(at);
+    renderAlternatives();
+    highlightSource(selected);
   }
 
-  // What is less than it should be; that a choice was close is no fault.
+  // Warnings about the translation. That another translation scored as high is not one.
   function renderFlags() {
-    const flags = new Map(state.lines.flatMap((line) => Object.entries(line?.answer?.flags ?? {})));
+    const flags = new Map(state.lines.flatMap((line) => Object.entries(line?.response?.flags ?? {})));
     flags.delete("close");
-    for (const said of flags.values()) {
-      $("output").append(make("p", { class: "note flag", text: sentence(said) }));
+    for (const text of flags.values()) {
+      $("output").append(make("p", { class: "note flag", text: toSentence(text) }));
     }
   }
 
-  // The line that is looked into, or the first.
-  function current() {
-    const i = state.at?.line ?? state.lines.findIndex((line) => line?.answer);
-    return i >= 0 && state.lines[i]?.answer ? i : -1;
+  // The number of the selected line, or of the first line with a translation; -1 if there is none.
+  function currentLine() {
+    const i = state.selected?.line ?? state.lines.findIndex((line) => line?.response);
+    return i >= 0 && state.lines[i]?.response ? i : -1;
   }
 
-  function renderOthers() {
-    const i = current(), line = state.lines[i];
-    const others = line ? line.answer.alternatives : [];
-    $("others").hidden = !others.length;
-    const isOneOfMany = state.lines.filter(Boolean).length > 1;
-    $("others-title").textContent = isOneOfMany ? `Alternatives to line ${i + 1}` : "Alternatives";
-    $("others-list").replaceChildren(...others.map((other) =>
-      Words.alternative(line.answer, other, $("target").value, (text) => force(i, text, true))));
+  function renderAlternatives() {
+    const i = currentLine(), line = state.lines[i];
+    const alternatives = line ? line.response.alternatives : [];
+    $("alternatives").hidden = !alternatives.length;
+    const hasSeveralLines = state.lines.filter(Boolean).length > 1;
+    $("alternatives-title").textContent = hasSeveralLines ? `Alternatives for line ${i + 1}` : "Alternatives";
+    $("alternatives-list").replaceChildren(...alternatives.map((alternative) =>
+      Words.alternative(line.response, alternative, $("target").value, (text) => force(i, text, true))));
   }
 
-  const span = (line, word) => $("output").querySelectorAll("p.line")[line]?.querySelector(`[data-word="${word}"]`);
+  const wordElement = (line, word) =>
+    $("output").querySelectorAll("p.line")[line]?.querySelector(`[data-word="${word}"]`);
 
-  function mark(line, word) {
-    for (const one of $("output").querySelectorAll(".word")) {
-      const isIt = one === span(line, word);
-      one.setAttribute("aria-pressed", String(isIt));
-      one.tabIndex = isIt ? 0 : -1;
+  function markSelected(line, word) {
+    for (const element of $("output").querySelectorAll(".word")) {
+      const isSelected = element === wordElement(line, word);
+      element.setAttribute("aria-pressed", String(isSelected));
+      element.tabIndex = isSelected ? 0 : -1;
     }
   }
 
-  // Source words, behind the text that is typed: the same text in the same place, whose words have a ground.
-  function highlight(at) {
+  // Highlights the source words that a word is aligned with. The mirror lies behind the text field and has the same
+  // text in the same place, with a background on these words.
+  function highlightSource(at) {
     const lines = $("text").value.split(BREAKS), line = at && state.lines[at.line];
-    const seen = line && !line.isStale ? Words.sourceWords(line.answer, at.word) ?? [] : [];
+    const aligned = line && !line.isStale ? Words.alignedWords(line.response, at.word) ?? [] : [];
     const parts = lines.flatMap((text, i) => {
-      if (i !== at?.line || !seen.length) return [i ? "\n" : "", text];
+      if (i !== at?.line || !aligned.length) return [i ? "\n" : "", text];
       let word = -1;
       return [i ? "\n" : "", ...Words.wordsOf(text).map(({ part, isWord }) =>
-        (isWord && seen.includes(++word) ? make("mark", { text: part }) : part))];
+        (isWord && aligned.includes(++word) ? make("mark", { text: part }) : part))];
     });
     $("mirror").replaceChildren(...parts, "\u200b");
-    grow();
+    fitHeight();
   }
 
-  function point(line, word) {
-    highlight(word === null ? state.at : { line, word });
+  function pointAt(line, word) {
+    highlightSource(word === null ? state.selected : { line, word });
   }
 
-  // As tall as what is in it.
-  function grow() {
+  function fitHeight() {
     $("text").style.height = `${$("mirror").offsetHeight}px`;
   }
 
-  // Whether there are not too many. The limit is a request's; here it is kept for all lines together.
-  function count() {
-    const n = [...$("text").value].length, most = state.limits.characters;
-    $("count").textContent = most ? `${n.toLocaleString("en")} / ${most.toLocaleString("en")}` : "";
-    $("count").classList.toggle("over", n > most);
+  // Whether the text is within the limit. The server's limit is for one request; the page applies it to all lines.
+  function checkLength() {
+    const n = [...$("text").value].length, limit = state.limits.characters;
+    $("count").textContent = limit ? `${n.toLocaleString("en")} / ${limit.toLocaleString("en")}` : "";
+    $("count").classList.toggle("over", n > limit);
     $("clear").hidden = n === 0;
-    if (!(n > most)) return true;
-    complain(`The text has ${n.toLocaleString("en")} characters, the limit is ${most.toLocaleString("en")}.`);
+    if (!(n > limit)) return true;
+    showProblem(`The text has ${n.toLocaleString("en")} characters, the limit is ${limit.toLocaleString("en")}.`);
     return false;
   }
 
-  // Looking into a word, and saying another
+  // The details of a word, and changes to the translation
 
-  function pick(i, word) {
+  function selectWord(i, word) {
     const line = state.lines[i];
     if (line.isStale) return;
-    if (state.at?.line === i && state.at.word === word) { closeWord(); return; }
-    state.at = { line: i, word };
-    mark(i, word);
-    highlight(state.at);
-    renderOthers();
-    const { answer } = line;
-    Words.panel($("word"), answer, line.source, word, {
-      onforce: (t, piece) => force(i, [...answer.tokens.slice(0, t).map((token) => token.piece), piece]),
-      onsay: (text) => force(i, `${before(answer, word)} ${text}`.trim()),
+    if (state.selected?.line === i && state.selected.word === word) { closeWord(); return; }
+    state.selected = { line: i, word };
+    markSelected(i, word);
+    highlightSource(state.selected);
+    renderAlternatives();
+    const { response } = line;
+    Words.panel($("word"), response, line.source, word, {
+      onforce: (t, piece) => force(i, [...response.tokens.slice(0, t).map((each) => each.piece), piece]),
+      onreplace: (text) => force(i, `${textBefore(response, word)} ${text}`.trim()),
       onclose: leaveWord,
     });
     $("word").scrollIntoView({ block: "nearest" });
   }
 
-  const before = (answer, word) =>
-    answer.translatedText.trim().split(/([ \t]+)/).slice(0, 2 * word).join("").trim();
+  const textBefore = (response, word) =>
+    response.translatedText.trim().split(/([ \t]+)/).slice(0, 2 * word).join("").trim();
 
   function leaveWord() {
-    span(state.at.line, state.at.word)?.focus();
+    wordElement(state.selected.line, state.selected.word)?.focus();
     closeWord();
   }
 
   function closeWord() {
-    state.at = null;
+    state.selected = null;
     $("word").hidden = true;
     $("word").replaceChildren();
-    for (const one of $("output").querySelectorAll('[aria-pressed="true"]')) one.setAttribute("aria-pressed", "false");
-    highlight(null);
+    for (const element of $("output").querySelectorAll('[aria-pressed="true"]')) {
+      element.setAttribute("aria-pressed", "false");
+    }
+    highlightSource(null);
   }
 
-  // `prefix`: pieces, or a text. Its last word stays in view, unless it is the whole translation.
+  // Translates line `i` again. The translation must begin with `prefix`: a list of pieces, or a text. The last word of
+  // the prefix is selected, unless the prefix is the whole translation.
   async function force(i, prefix, isWhole = false) {
     const { source, chosen } = state.lines[i], isText = typeof prefix === "string";
-    asking.abort();
-    asking = new AbortController();
-    clearTimeout(typing);
-    setState("translating\u2026");
+    cancelRequests();
+    setStatus("translating\u2026");
     try {
-      const body = { q: source, ...pair(), alternatives: nAlternatives(), prefix };
-      const answer = await askUntilAnswered("explain", body, asking.signal);
-      const nForced = isText ? nTokens(answer, prefix) : prefix.length;
-      const all = isWhole ? [] : [...chosen.filter((t) => t < nForced - 1), nForced - 1];
-      remember(source, { answer, prefix, chosen: all });
+      const body = { q: source, ...languagePair(), alternatives: nAlternatives(), prefix };
+      const response = await requestWithRetries("explain", body, controller.signal);
+      const nForced = isText ? nTokens(response, prefix) : prefix.length;
+      const nowChosen = isWhole ? [] : [...chosen.filter((t) => t < nForced - 1), nForced - 1];
+      addToCache(source, { response, prefix, chosen: nowChosen });
       closeInspector();
       closeWord();
-      match();
+      updateLines();
       render();
-      setState("");
-      if (state.lines.some((line) => line?.isStale)) translate(asking.signal); // what this has overtaken
-      else settle();
-      const word = isWhole ? 0 : answer.tokens[nForced - 1]?.word ?? 0;
-      if (!isWhole) pick(i, word);
-      span(i, word)?.focus({ preventScroll: true });
+      setStatus("");
+      if (state.lines.some((line) => line?.isStale)) translate(controller.signal); // lines whose request was cancelled
+      else onTranslated();
+      const word = isWhole ? 0 : response.tokens[nForced - 1]?.word ?? 0;
+      if (!isWhole) selectWord(i, word);
+      wordElement(i, word)?.focus({ preventScroll: true });
     } catch (error) {
-      failed(error, () => force(i, prefix, isWhole));
+      showFailure(error, () => force(i, prefix, isWhole));
     }
   }
 
-  // How many of the first tokens spell the text.
-  function nTokens(answer, text) {
+  // The number of tokens at the start of a translation that spell the text.
+  function nTokens(response, text) {
     let n = 0;
-    for (let said = ""; n < answer.tokens.length && said.trim().length < text.length; n++) {
-      said += answer.tokens[n].piece.replaceAll("\u2581", " ");
+    for (let spelt = ""; n < response.tokens.length && spelt.trim().length < text.length; n++) {
+      spelt += response.tokens[n].piece.replaceAll("\u2581", " ");
     }
     return n;
   }
 
-  function release() {
-    for (const line of state.lines) if (line?.prefix) known.delete(keyOf(line.source));
-    changed();
+  function undoChoices() {
+    for (const line of state.lines) if (line?.prefix) cache.delete(keyOf(line.source));
+    onTextChange();
   }
 
-  // In the translation, arrows go from word to word.
-  function walk(event) {
+  // Arrow keys move from word to word in the translation.
+  function onOutputKey(event) {
     const words = [...$("output").querySelectorAll(".word")], i = words.indexOf(event.target);
     if (i < 0) return;
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (step) {
       const next = words[i + step];
       if (next) {
-        for (const one of words) one.tabIndex = one === next ? 0 : -1;
+        for (const word of words) word.tabIndex = word === next ? 0 : -1;
         next.focus();
       }
     } else if (event.key === "Enter" || event.key === " ") event.target.click();
     else if (event.key === "Escape") closeWord();
     else return;
     event.preventDefault();
-    event.stopPropagation(); // the inspector listens to arrows too
+    event.stopPropagation(); // the inspector handles arrow keys too
   }
 
-  // The inspector
+  // The attention inspector
 
   function closeInspector() {
     inspector?.destroy();
     inspector = null;
     $("inspector").classList.remove("inspector");
-    $("look").setAttribute("aria-expanded", "false");
+    $("show-attention").setAttribute("aria-expanded", "false");
   }
 
   async function toggleInspector() {
     if (inspector) { closeInspector(); return; }
-    const { source, prefix } = state.lines[current()];
-    $("look").setAttribute("aria-busy", "true");
+    const { source, prefix } = state.lines[currentLine()];
+    $("show-attention").setAttribute("aria-busy", "true");
     try {
-      const more = prefix ? { prefix } : {};
-      const body = { q: source, ...pair(), alternatives: nAlternatives(), ...more }; // the same search again
-      const records = await askUntilAnswered("inspect", body, asking.signal);
+      // The same alternatives as for /explain, so that the search and its result are the same.
+      const body = { q: source, ...languagePair(), alternatives: nAlternatives(), ...(prefix ? { prefix } : {}) };
+      const records = await requestWithRetries("inspect", body, controller.signal);
       inspector = Inspector.mount($("inspector"), records);
-      $("look").setAttribute("aria-expanded", "true");
+      $("show-attention").setAttribute("aria-expanded", "true");
     } catch (error) {
-      failed(error, toggleInspector);
+      showFailure(error, toggleInspector);
     } finally {
-      $("look").removeAttribute("aria-busy");
+      $("show-attention").removeAttribute("aria-busy");
     }
   }
 
-  // The history
+  // The history: {text, said, source, target} for each entry, where `said` is the translation
 
-  const keeps = () => kept.isOn && $("keep").checked;
+  const isHistoryOn = () => local.isAvailable && $("keep").checked;
 
   function addToHistory(said) {
-    if (!keeps()) return;
-    const text = $("text").value, entries = kept.get("history", []), newest = entries[0];
-    const goesOn = newest && (text.startsWith(newest.text) || newest.text.startsWith(text));
-    const others = entries.slice(goesOn ? 1 : 0).filter((entry) => entry.text !== text);
-    kept.set("history", [{ text, said, ...pair() }, ...others].slice(0, MOST_HISTORY));
+    if (!isHistoryOn()) return;
+    const text = $("text").value, entries = local.get("history", []), newest = entries[0];
+    const continuesNewest = newest && (text.startsWith(newest.text) || newest.text.startsWith(text));
+    const others = entries.slice(continuesNewest ? 1 : 0).filter((entry) => entry.text !== text);
+    local.set("history", [{ text, said, ...languagePair() }, ...others].slice(0, MAX_HISTORY));
     renderHistory();
   }
 
   function renderHistory() {
-    const entries = kept.get("history", []);
-    $("history-note").textContent = !kept.isOn ? "this browser keeps none" : entries.length ? `${entries.length}` : "";
+    const entries = local.get("history", []), n = entries.length ? `${entries.length}` : "";
+    $("history-note").textContent = local.isAvailable ? n : "this browser does not allow storage";
     $("forget").hidden = !entries.length;
-    $("keep").disabled = !kept.isOn;
+    $("keep").disabled = !local.isAvailable;
     $("history-list").replaceChildren(...entries.map((entry) => make("li", {}, make("button", {
-      type: "button", class: "entry", onclick: () => recall(entry),
+      type: "button", class: "entry", onclick: () => restore(entry),
     }, make("span", { dir: "auto", text: String(entry.text) }),
     make("span", { dir: "auto", class: "note", text: String(entry.said) })))));
   }
 
-  function recall({ text, source, target }) {
-    if (state.languages.some((one) => one.code === source && one.targets.includes(target))) {
+  function restore({ text, source, target }) {
+    if (state.languages.some(({ code, targets }) => code === source && targets.includes(target))) {
       $("source").value = source;
       fillTargets(target);
     }
     $("text").value = text;
-    changed();
+    onTextChange();
     scrollTo({ top: 0 });
     $("text").focus();
   }
 
   // Languages and themes
 
-  function fillTargets(wanted) {
-    const from = state.languages.find((one) => one.code === $("source").value);
-    const name = (code) => state.languages.find((one) => one.code === code)?.name ?? code;
-    const targets = from?.targets ?? [];
+  function fillTargets(preferred) {
+    const language = (code) => state.languages.find((each) => each.code === code);
+    const name = (code) => language(code)?.name ?? code;
+    const from = language($("source").value), targets = from?.targets ?? [];
     $("target").replaceChildren(...targets.map((code) => make("option", { value: code, text: name(code) })));
-    if (targets.includes(wanted)) $("target").value = wanted;
-    const { source, target } = pair(), back = state.languages.find((one) => one.code === target);
-    $("swap").hidden = !back?.targets.includes(source);
+    if (targets.includes(preferred)) $("target").value = preferred;
+    const { source, target } = languagePair();
+    $("swap").hidden = !language(target)?.targets.includes(source);
     $("text").lang = source;
-    $("about").textContent = from ? `${from.name} to ${name(target)}, by attention alone` : "";
-    if (kept.isOn && source) kept.set("pair", { source, target });
+    $("about").textContent = from ? `${from.name} to ${name(target)}` : "";
+    if (local.isAvailable && source) local.set("pair", { source, target });
   }
 
   function swap() {
-    const { source, target } = pair(), said = translation();
+    const { source, target } = languagePair(), translated = translation();
     $("source").value = target;
     fillTargets(source);
-    if (said.trim()) $("text").value = said;
-    changed();
+    if (translated.trim()) $("text").value = translated;
+    onTextChange();
   }
 
-  async function begin() {
+  async function start() {
     try {
-      [state.languages, state.limits] = await Promise.all([askUntilAnswered("languages"), askUntilAnswered("limits")]);
+      const requests = [requestWithRetries("languages"), requestWithRetries("limits")];
+      [state.languages, state.limits] = await Promise.all(requests);
     } catch (error) {
-      failed(error, begin);
+      showFailure(error, start);
       return;
     }
-    const sources = state.languages.filter((one) => one.targets.length);
-    const wanted = kept.get("pair", {});
+    const sources = state.languages.filter(({ targets }) => targets.length);
+    const preferred = local.get("pair", {});
     $("source").replaceChildren(...sources.map(({ code, name }) => make("option", { value: code, text: name })));
-    if (sources.some((one) => one.code === wanted.source)) $("source").value = wanted.source;
-    fillTargets(wanted.target);
-    changed();
+    if (sources.some(({ code }) => code === preferred.source)) $("source").value = preferred.source;
+    fillTargets(preferred.target);
+    onTextChange();
   }
 
   function setTheme(theme) {
@@ -441,24 +449,29 @@
   function nextTheme() {
     const theme = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "auto") + 1) % 3];
     setTheme(theme);
-    kept.set("theme", theme);
+    local.set("theme", theme);
   }
 
-  function listen() {
-    $("text").addEventListener("input", changed);
-    $("source").addEventListener("change", () => { fillTargets($("target").value); changed(); });
-    $("target").addEventListener("change", () => { fillTargets($("target").value); changed(); });
+  function addListeners() {
+    const onLanguageChange = () => { fillTargets($("target").value); onTextChange(); };
+    $("text").addEventListener("input", onTextChange);
+    $("source").addEventListener("change", onLanguageChange);
+    $("target").addEventListener("change", onLanguageChange);
     $("swap").addEventListener("click", swap);
-    $("clear").addEventListener("click", () => { $("text").value = ""; changed(); $("text").focus(); });
-    $("release").addEventListener("click", release);
-    $("output").addEventListener("keydown", walk);
+    $("clear").addEventListener("click", () => { $("text").value = ""; onTextChange(); $("text").focus(); });
+    $("undo").addEventListener("click", undoChoices);
+    $("output").addEventListener("keydown", onOutputKey);
     $("word").addEventListener("keydown", (event) => {
-      if (event.key === "Escape" && state.at) leaveWord();
+      if (event.key === "Escape" && state.selected) leaveWord();
     });
-    $("look").addEventListener("click", toggleInspector);
+    $("show-attention").addEventListener("click", toggleInspector);
     $("theme").addEventListener("click", nextTheme);
-    $("forget").addEventListener("click", () => { kept.remove("history"); clearTimeout(settling); renderHistory(); });
-    $("keep").addEventListener("change", () => kept.set("keep", $("keep").checked));
+    $("forget").addEventListener("click", () => {
+      local.remove("history");
+      clearTimeout(historyTimer);
+      renderHistory();
+    });
+    $("keep").addEventListener("change", () => local.set("keep", $("keep").checked));
     $("copy").addEventListener("click", async () => {
       await navigator.clipboard.writeText(translation());
       $("copy").textContent = "Copied";
@@ -469,14 +482,14 @@
       token = $("token").value.trim();
       session.set("token", token);
       $("token").value = "";
-      begin();
+      start();
     });
-    new ResizeObserver(grow).observe($("mirror"));
+    new ResizeObserver(fitHeight).observe($("mirror"));
   }
 
-  setTheme(THEMES.includes(kept.get("theme", "auto")) ? kept.get("theme", "auto") : "auto");
-  $("keep").checked = kept.isOn && kept.get("keep", true);
-  listen();
+  setTheme(THEMES.includes(local.get("theme", "auto")) ? local.get("theme", "auto") : "auto");
+  $("keep").checked = local.isAvailable && local.get("keep", true);
+  addListeners();
   renderHistory();
-  begin();
+  start();
 })();

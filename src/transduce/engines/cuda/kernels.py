@@ -75,20 +75,21 @@ def attend_kernel(
         c_C = start + tl.arange(0, C)
         hidden_at = hidden + b * hidden_b + q_Q1 * hidden_q + c_C[None]
         hidden_QC = tl.load(hidden_at, is_query_Q1 & (c_C < n_seen)[None], float("-inf")).to(tl.float32)
-        if HAS_NEW:  # the cell holds it only after this kernel
+        if HAS_NEW:  # the cell may not hold the new token before this kernel ends
             hidden_QC = tl.where(cell_Q1 == c_C[None], float("-inf"), hidden_QC)
         is_seen_C = tl.max(hidden_QC, 0) == 0
         if tl.max(is_seen_C.to(tl.int32), 0) == 1:
             key_KC = tl.load(key + c_C[None] * key_c + tl.trans(k_1K) * key_k, is_seen_C[None] & tl.trans(is_k_1K), 0.0)
             score_QC = tl.dot(query_QK, key_KC, input_precision="ieee") + hidden_QC
             new_top_Q1 = tl.maximum(top_Q1, tl.max(score_QC, 1, keep_dims=True))
-            safe_Q1 = tl.where(new_top_Q1 == float("-inf"), 0.0, new_top_Q1)  # for queries that have seen nothing yet
+            # A query without a visible cell so far has top -inf: avoid inf - inf.
+            safe_Q1 = tl.where(new_top_Q1 == float("-inf"), 0.0, new_top_Q1)
             weight_QC = tl.exp2((score_QC - safe_Q1) * LOG2_E)
-            less_Q1 = tl.exp2((top_Q1 - safe_Q1) * LOG2_E)
+            rescale_Q1 = tl.exp2((top_Q1 - safe_Q1) * LOG2_E)
             value_CU = tl.load(value + c_C[:, None] * value_c + u_1U, is_seen_C[:, None] & is_u_1U, 0.0)
             product_QU = tl.dot(weight_QC.to(value_CU.dtype), value_CU, input_precision="ieee")
-            sum_Q1 = sum_Q1 * less_Q1 + tl.sum(weight_QC, 1, keep_dims=True)
-            out_QU, top_Q1 = out_QU * less_Q1 + product_QU, new_top_Q1
+            sum_Q1 = sum_Q1 * rescale_Q1 + tl.sum(weight_QC, 1, keep_dims=True)
+            out_QU, top_Q1 = out_QU * rescale_Q1 + product_QU, new_top_Q1
     out_at = out + row_Q1 * (n_heads * d_v) + h * d_v + u_1U
     sum_Q1 = tl.where(is_query_Q1, sum_Q1, 1.0)
     tl.store(out_at, (out_QU / sum_Q1).to(out.dtype.element_ty), is_QU)
@@ -181,7 +182,7 @@ def peaks_of(logits_RV: Tensor, n_vocabulary: int) -> Peaks:
     log_sum_R1 = logits_RV.new_empty(n_rows, 1, dtype=torch.float32)
     peaks_kernel[(n_rows,)](logits_RV, peak_RN, log_sum_R1, n_vocabulary, width, n_groups, W=GROUP, C=TILE, num_warps=8)
 
-    def look(row: Tensor, group: Tensor) -> Tensor:
+    def read_groups(row: Tensor, group: Tensor) -> Tensor:
         return logits_RV.view(-1, GROUP)[row * (width // GROUP) + group]
 
-    return Peaks(peak_RN, log_sum_R1, look, lambda: logits_RV[:, :n_vocabulary])
+    return Peaks(peak_RN, log_sum_R1, read_groups, lambda: logits_RV[:, :n_vocabulary])

@@ -1,8 +1,8 @@
 """Turns of a search recorded as CUDA graphs: one launch each instead of hundreds of small ones.
 
 A recording reads and writes at fixed addresses, so hypotheses and state stay in its tensors from turn to turn. A
-recorded turn cannot branch: conditions are noted in the recording and read after it (see `peaks.Doubts`). The slow twin
-is `search.loop.turn` with `CachedStepper`, which is what is recorded.
+recorded turn cannot branch: its conditions are computed in the recording and read after it, see `peaks.Conditions`. The
+slow twin is `search.loop.turn` with `CachedStepper`, whose operations are recorded.
 """
 
 # Axes: as in cached.py; T tokens of a hypothesis.
@@ -24,17 +24,17 @@ from transduce.model import Transformer
 from transduce.search.candidates import SearchSettings
 from transduce.search.hypotheses import Beams
 from transduce.search.loop import advance, rows_of, turn
-from transduce.search.peaks import GROUP, Doubts, Peaks, can_tell
+from transduce.search.peaks import GROUP, Conditions, Peaks, has_enough_groups
 
 SOURCE_ROOM, CELL_ROOM, TOKEN_ROOM = 32, 64, 64
-"""Widths are rounded up to multiples of these, so that there are few shapes. Each shape needs its own recording."""
+"""Widths are rounded up to multiples of these, so that there are few shapes. Each shape needs a recording."""
 MAX_RECORDINGS = 16
-"""Each holds the logits of a turn."""
+"""A limit on memory: each recording holds the logits of a turn."""
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 """Takes a function, runs it once, and returns a function that repeats it."""
 
-PLACES = [name for name in AXES if name != "source_B"]
+STEP_FIELDS = [name for name in AXES if name != "source_B"]
 """Fields of a state that a step reads."""
 EMPTY = {
     "log_prob_BK": -torch.inf,
@@ -97,22 +97,23 @@ class RecordedStepper(CachedStepper):
     @torch.no_grad()
     def turn(self, beams: Beams, state: Cells, settings: SearchSettings) -> tuple[Beams, Cells, list[bool]]:
         n, n_kept, n_tokens = beams.token_BKT.shape
-        if not (settings.is_plain(beams) and can_tell(n_kept, self.config.target_vocab_size)):
+        if not (settings.is_plain(beams) and has_enough_groups(n_kept, self.config.target_vocab_size)):
             return turn(self, beams, state, settings)
         recording = next((one for same in self.recordings.values() for one in same if one.holds(state)), None)
-        n_needed = _most(needed(state.hidden_BKC)) if recording is None else recording.n_needed
+        n_needed = _max_needed(needed(state.hidden_BKC)) if recording is None else recording.n_needed
         if n_needed + n_kept > state.hidden_BKC.shape[2]:
             state = state.with_more_cells()
-        n_cells, n_source = _up(state.hidden_BKC.shape[2], CELL_ROOM), _up(state.unseen_B11S.shape[3], SOURCE_ROOM)
+        n_cells = _round_up(state.hidden_BKC.shape[2], CELL_ROOM)
+        n_source = _round_up(state.unseen_B11S.shape[3], SOURCE_ROOM)
         state = state.with_room(n_source, n_cells)
         n_positions = len(self.positions.table("target", state.longest + 1))
-        shape = Shape(_rounded(n), n_kept, n_cells, n_source, _up(n_tokens, TOKEN_ROOM), n_positions)
+        shape = Shape(_round_size(n), n_kept, n_cells, n_source, _round_up(n_tokens, TOKEN_ROOM), n_positions)
         recording = self._recording_for(shape, beams, state, settings)
         return turn(self, beams, state, settings) if recording is None else recording.replay(beams, state)
 
     def _recording_for(self, shape: Shape, beams: Beams, state: Cells, settings: SearchSettings) -> Recording | None:
-        """A recording that holds this state, or a free one. None the first time a turn of this shape comes: it may be
-        the only one, and recording costs more than a turn."""
+        """A recording that holds this state, or a free one. None for the first turn of a shape: it may be the only one,
+        and recording costs more than a turn."""
         # A recording keeps its rules alive, so no other rules can have the same id.
         key = shape, settings.decode, id(settings.rules.penalty_AV), settings.eos_id
         if key not in self.seen:
@@ -147,12 +148,12 @@ class Recording:
         )
         self._empty_from(0)
         self.cells.hidden_BKC.fill_(-torch.inf)
-        # The results of a turn have their own tensors. Everything else is memory that recordings share.
+        # The results of a turn are in tensors of this recording. All other memory is shared by all recordings.
         self.after = Beams(**{f.name: getattr(self.beams, f.name).clone() for f in fields(beams)})
         self.hidden_BKC, self.length_B = self.cells.hidden_BKC.clone(), self.cells.length_B.clone()
         self.outcome = self.length_B.new_zeros(shape.n_sentences + 2)
         self.lent: dict[str, Callable[[], Tensor | None]] = {}
-        """The tensors here that a state refers to, for as long as it exists."""
+        """Weak references to the tensors of the last returned state. They are None once no state uses them."""
         self.n_needed = 0
         """The highest number of cells in use in any sentence."""
         self.repeat = stepper.record(lambda: self._run(stepper))
@@ -162,11 +163,11 @@ class Recording:
         return all(tensor() is None for tensor in self.lent.values())
 
     def holds(self, state: Cells) -> bool:
-        """Whether all of the state lies in this recording, so that what is known of it here is still true."""
+        """Whether all tensors of the state are those of this recording, so that `n_needed` is right for it."""
         return bool(self.lent) and all(getattr(state, name) is tensor() for name, tensor in self.lent.items())
 
     def _place(self, like: Tensor, axis: int) -> Tensor:
-        """A tensor like this one with room for all sentences of the shape."""
+        """Zeros like this tensor, with room for all sentences of the shape."""
         sizes = list(like.shape)
         sizes[axis] = self.shape.n_sentences
         if like.ndim == 3 and like.dtype == torch.long:  # tokens
@@ -174,17 +175,18 @@ class Recording:
         return like.new_zeros(sizes)
 
     def _run(self, stepper: RecordedStepper) -> None:
-        cells, doubts = self.cells, Doubts([])
+        cells, conditions = self.cells, Conditions([])
         cell_BK = cells.free_cells()
         cells.take(cell_BK)
         x_RD = stepper.embed(self.beams.last_BK.flatten(), cells)
         self.peaks = stepper.peaks(stepper.decode(x_RD, cell_BK, cells, self.shape.n_source, self.shape.n_cells))
-        after, parent_BK = advance(self.beams, self.peaks, self.settings, doubts)
+        after, parent_BK = advance(self.beams, self.peaks, self.settings, conditions)
         is_over_B = after.is_over_B(self.settings.decode)
         # Finished sentences are computed until others take their places; they must not use more and more cells.
         hidden_BKC = cells.select(rows_of(parent_BK)).hidden_BKC.masked_fill(is_over_B[:, None, None], -torch.inf)
         n_needed = needed(hidden_BKC).sum(1).max()
-        outcome = torch.cat([is_over_B.long(), torch.stack([n_needed, torch.stack(doubts.noted or []).any().long()])])
+        has_condition = torch.stack(conditions.deferred or []).any().long()
+        outcome = torch.cat([is_over_B.long(), torch.stack([n_needed, has_condition])])
         torch._foreach_copy_(
             [*_tensors(self.after), self.hidden_BKC, self.length_B, self.outcome],
             [*_tensors(after), hidden_BKC, cells.length_B + 1, outcome],
@@ -200,27 +202,27 @@ class Recording:
         n = state.n_sentences
         if n != self.n:
             self._empty_from(n)
-        self._take_in(beams, state, n)
+        self._copy_in(beams, state, n)
         self.repeat()
-        *is_over, self.n_needed, is_in_doubt = self.outcome.tolist()
+        *is_over, self.n_needed, has_condition = self.outcome.tolist()
         after, hidden_BKC = self.after, self.hidden_BKC
-        if is_in_doubt:
+        if has_condition:
             after, parent_BK = advance(self.beams, self.peaks, self.settings)
             is_over = after.is_over_B(self.settings.decode).tolist()
             hidden_BKC = self.cells.select(rows_of(parent_BK)).hidden_BKC
-            self.n_needed = _most(needed(hidden_BKC))
+            self.n_needed = _max_needed(needed(hidden_BKC))
         beams = Beams(**{f.name: getattr(after, f.name)[:n] for f in fields(after)})
-        lent = {name: getattr(self.cells, name).narrow(AXES[name], 0, n) for name in PLACES}
+        lent = {name: getattr(self.cells, name).narrow(AXES[name], 0, n) for name in STEP_FIELDS}
         lent |= {"hidden_BKC": hidden_BKC[:n], "length_B": self.length_B[:n]}
         self.lent = {name: weakref.ref(tensor) for name, tensor in lent.items()}
         state = replace(state, longest=state.longest + 1, **lent)
         return beams, state, [bool(one) for one in is_over[:n]]
 
-    def _take_in(self, beams: Beams, state: Cells, n: int) -> None:
-        """Copies what does not lie in this recording yet."""
+    def _copy_in(self, beams: Beams, state: Cells, n: int) -> None:
+        """Copies the tensors that are not in this recording yet."""
         pairs = [(getattr(self.beams, f.name)[:n], getattr(beams, f.name)) for f in fields(beams)]
         pairs = [(place[..., : new.shape[2]] if new.ndim == 3 else place, new) for place, new in pairs]
-        pairs += [(getattr(self.cells, name).narrow(AXES[name], 0, n), getattr(state, name)) for name in PLACES]
+        pairs += [(getattr(self.cells, name).narrow(AXES[name], 0, n), getattr(state, name)) for name in STEP_FIELDS]
         pairs = [(place, new) for place, new in pairs if new.numel() and place.data_ptr() != new.data_ptr()]
         torch._foreach_copy_([place for place, _ in pairs], [new for _, new in pairs])
         self.cells.hidden_BKC[n:] = -torch.inf
@@ -233,10 +235,10 @@ class CudaRecorder:
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # libraries initialise themselves, which cannot be recorded
+        with torch.cuda.stream(stream):  # a first run, because the initialisation of libraries cannot be recorded
             run()
         torch.cuda.current_stream().wait_stream(stream)
-        # All recordings share memory: they never run at the same time, and their results lie elsewhere.
+        # All recordings share memory: they never run at the same time, and their results are elsewhere.
         pool = next((other.pool() for other in self.graphs), None)
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             run()
@@ -248,14 +250,14 @@ def _tensors(beams: Beams) -> list[Tensor]:
     return [getattr(beams, f.name) for f in fields(beams)]
 
 
-def _most(is_needed_BC: Tensor) -> int:
+def _max_needed(is_needed_BC: Tensor) -> int:
     return int(is_needed_BC.sum(1).max()) if is_needed_BC.numel() else 0
 
 
-def _up(n: int, to: int) -> int:
-    return max(to, -(-n // to) * to)
+def _round_up(n: int, multiple: int) -> int:
+    return max(multiple, -(-n // multiple) * multiple)
 
 
-def _rounded(n: int) -> int:
-    """n or up to a quarter more, so that there are few sizes."""
-    return _up(n, max(1, 2 ** (n.bit_length() - 3)))
+def _round_size(n: int) -> int:
+    """n, rounded up by at most a quarter, so that there are few sizes."""
+    return _round_up(n, max(1, 2 ** (n.bit_length() - 3)))

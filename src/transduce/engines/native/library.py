@@ -1,4 +1,4 @@
-"""`native.c`, compiled once per precision by the machine's own C compiler and kept in the cache folder.
+"""`native.c`, compiled once per precision by the machine's C compiler and kept in the cache folder.
 
 Without a compiler, or on a processor without the instructions that the source needs, `library` raises CompilerError and
 `engines.choose` takes another engine.
@@ -20,7 +20,7 @@ from transduce.engines.layers import Precision
 from transduce.runtime import cache_folder, processor_features
 
 SOURCE, *HEADERS = (Path(__file__).with_name(name) for name in ("native.c", "products.h", "vectors.h", "search.h"))
-# Sums may be computed in any order. Not -ffast-math, which changes how the whole process treats denormal numbers.
+# The compiler may reorder sums. -ffast-math is not used: it changes how the whole process treats denormal numbers.
 FLAGS = (
     "-std=gnu11",
     "-O3",
@@ -35,7 +35,7 @@ FLAGS = (
     "-fPIC",
 )
 WIDE = ("-mprefer-vector-width=512",)
-"""On x86, where compilers otherwise stop at 256 bits."""
+"""On x86, where compilers otherwise use at most 256 bits."""
 PRECISIONS: dict[Precision, tuple[str, ...]] = {"float32": ("-DFLOAT32",), "int8": ()}
 SECONDS = 60
 
@@ -50,7 +50,7 @@ _X, _N = ctypes.c_void_p, ctypes.c_int64
 
 
 class Matrix(ctypes.Structure):
-    _fields_ = (("packed", _X), ("sum", _X), ("scale", _X), ("bias", _X), ("n_in", _N), ("n_out", _N))
+    _fields_ = (("packed", _X), ("column_sum", _X), ("scale", _X), ("bias", _X), ("n_in", _N), ("n_out", _N))
 
 
 class Norm(ctypes.Structure):
@@ -95,7 +95,7 @@ class Model(ctypes.Structure):
 class State(ctypes.Structure):
     _fields_ = (
         ("cells", _X),
-        ("cell", _X),
+        ("new_cell", _X),
         ("hidden", _X),
         ("keys", _X),
         ("values", _X),
@@ -106,12 +106,12 @@ class State(ctypes.Structure):
         ("n_kept", _N),
         ("n_cells", _N),
         ("end", _N),
-        ("lanes", _N),
+        ("n_lanes", _N),
     )
 
 
 class Arrivals(ctypes.Structure):
-    """New sentences."""
+    """Sentences that enter the search."""
 
     _fields_ = (
         ("source", _X),
@@ -119,7 +119,7 @@ class Arrivals(ctypes.Structure):
         ("number", _X),
         ("limit", _X),
         ("n", _N),
-        ("room", _N),
+        ("padded_length", _N),
         ("pad_id", _N),
         ("bos_id", _N),
         ("positions", _X),
@@ -149,7 +149,7 @@ class Hypotheses(ctypes.Structure):
 class SearchSettings(ctypes.Structure):
     _fields_ = (
         ("penalty", _X),
-        ("next", _X),
+        ("next_state", _X),
         ("length_penalty", _X),
         ("eos_id", _N),
         ("min_length", _N),
@@ -191,7 +191,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 @functools.cache
 def why_missing(precision: Precision) -> str | None:
-    """Why there is no compiled library; None if there is one. Cached, so a compiler that fails runs once."""
+    """Why there is no compiled library; None if there is one. The result is cached, so a failing compiler runs once."""
     try:
         library(precision)
     except CompilerError as error:
@@ -200,14 +200,15 @@ def why_missing(precision: Precision) -> str | None:
 
 
 def built(precision: Precision) -> Path:
-    """The compiled file in the cache folder. It is made under a temporary name, so that no process loads half of it."""
+    """The compiled file in the cache folder. It is written under a temporary name and renamed, so that no process loads
+    an incomplete file."""
     compiler = os.environ.get("CC") or "cc"
     if shutil.which(compiler) is None:
         raise CompilerError(f"there is no C compiler {compiler!r}")
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     command = [compiler, *FLAGS, *PRECISIONS[precision], *(WIDE if is_x86 else ())]
     sources = [path.read_text(encoding="utf-8") for path in (SOURCE, *HEADERS)]
-    # -march=native depends on the processor, and machines may share a home directory.
+    # The result of -march=native depends on the processor, and several machines may share a home directory.
     key = "\n".join([*command, processor_features(), *sources])
     cache = cache_folder()
     path = cache / f"native-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"

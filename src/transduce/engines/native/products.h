@@ -1,4 +1,4 @@
-/* Products of rows and weights for native.c, which says in what they are: float32 where FLOAT32 is defined, else int8. */
+/* Products of rows and weights for native.c: in float32 if FLOAT32 is defined, else in int8. */
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -8,19 +8,19 @@
 #ifndef __AVX512VL__
 #error "this processor has no AVX512-VL"
 #endif
-typedef float entry;  /* of rows and weights */
-typedef float total;  /* of a product */
-typedef float kept;   /* of keys and values */
-typedef float put_in; /* of rows, as they are multiplied */
+typedef float element_t; /* one element of a quantised row or of a weight matrix */
+typedef float sum_t;     /* one element of a product */
+typedef float kv_t;      /* one element of a stored key or value */
+typedef float input_t;   /* one element of a row in the form that the kernels multiply */
 #undef __AMX_INT8__
 #else
 #ifndef __AVX512VNNI__
 #error "this processor has no AVX512-VNNI"
 #endif
-typedef int8_t entry;
-typedef int32_t total;
-typedef uint16_t kept; /* float16 */
-typedef uint8_t put_in;
+typedef int8_t element_t;
+typedef int32_t sum_t;
+typedef uint16_t kv_t; /* float16 */
+typedef uint8_t input_t;
 #endif
 #include <immintrin.h>
 #ifdef __AMX_INT8__
@@ -30,115 +30,119 @@ typedef uint8_t put_in;
 
 #define INLINE static inline __attribute__((always_inline))
 
-static inline int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+static inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-/* Products. Weights lie in panels of 32 columns, of which in int8 four inputs are side by side:
-   [columns / 32][inputs / 4][32][4], in float32 one: [columns / 32][inputs][32]. Inputs are filled up with zeros to a
-   multiple of 64, and so are rows; columns to a multiple of 32. */
+/* Weights are packed into panels of 32 columns: [columns / 32][inputs][32] in float32. In int8, four inputs of a column
+   are adjacent, as VNNI and AMX require: [columns / 32][inputs / 4][32][4]. Columns are padded with zeros to a multiple
+   of 32, inputs to a multiple of 64. Rows are padded to the same number of inputs. */
 
-#define BESIDE ((int64_t)(4 / sizeof(entry)))
+#define N_ADJACENT ((int64_t)(4 / sizeof(element_t)))
 
 typedef struct {
-    const entry *packed;
-    const int32_t *sum; /* of each column, in int8 */
-    const float *scale; /* of each column, in int8 */
-    const float *bias;  /* of each column, or none */
+    const element_t *packed;
+    const int32_t *column_sum; /* int8 only */
+    const float *scale;        /* of each column; int8 only */
+    const float *bias;         /* of each column, or NULL */
     int64_t n_in, n_out;
-} matrix;
+} matrix_t;
 
-void pack(const entry *columns, int64_t n_in, int64_t n_out, entry *packed, int32_t *sum) {
-    int64_t n_k = up(n_in, 64);
-    memset(packed, 0, n_k * up(n_out, 32) * sizeof(entry));
-    memset(sum, 0, up(n_out, 32) * sizeof(int32_t));
+/* `columns`: n_out x n_in. */
+void pack(const element_t *columns, int64_t n_in, int64_t n_out, element_t *packed, int32_t *column_sum) {
+    int64_t n_k = round_up(n_in, 64);
+    memset(packed, 0, n_k * round_up(n_out, 32) * sizeof(element_t));
+    memset(column_sum, 0, round_up(n_out, 32) * sizeof(int32_t));
     for (int64_t c = 0; c < n_out; c++)
         for (int64_t i = 0; i < n_in; i++) {
-            entry w = columns[c * n_in + i];
-            packed[c / 32 * 32 * n_k + i / BESIDE * 32 * BESIDE + c % 32 * BESIDE + i % BESIDE] = w;
+            element_t w = columns[c * n_in + i];
+            packed[c / 32 * 32 * n_k + i / N_ADJACENT * 32 * N_ADJACENT + c % 32 * N_ADJACENT + i % N_ADJACENT] = w;
 #ifndef FLOAT32
-            sum[c] += w;
+            column_sum[c] += w;
 #endif
         }
 }
 
-/* So many inputs of a panel are multiplied by all rows before the next: they stay in the first cache, 16 KiB. */
-#define SOME_INPUTS ((int64_t)(512 / sizeof(entry)))
+/* This many inputs of a panel are multiplied by all rows before the next inputs: 16 KiB, which stay in the L1 cache. */
+#define INPUTS_PER_PASS ((int64_t)(512 / sizeof(element_t)))
 
+/* A range of inputs of one panel. */
 typedef struct {
-    const entry *w;
-    const int32_t *sum; /* in int8, of each column */
-    int64_t n, n_k;     /* inputs, of the n_k of a row */
-    int is_first;       /* sums begin with these inputs; else they go on from what is there */
-    int64_t n_columns;  /* of `out` */
-    const char *next;   /* weights that will be wanted, of which each turn of a tile's loop fetches some: in one go they
-                           would wait for each other, and left alone the processor fetches few */
-    int64_t pace;       /* bytes of them for each input */
-} panel;
+    const element_t *w;
+    const int32_t *column_sum; /* int8 only */
+    int64_t n, n_k;            /* inputs in this range, and inputs in a whole row */
+    int is_first;              /* 1: sums start with these inputs; 0: they continue from `out` */
+    int64_t n_columns;         /* length of a row of `out` */
+    const char *prefetch;      /* weights to prefetch, a few in each iteration of a tile's loop: prefetching all at once
+                                  would stall, and the hardware prefetcher alone fetches too few */
+    int64_t prefetch_stride;   /* bytes to prefetch per input */
+} panel_t;
 
 #ifdef FLOAT32
 
-/* So many rows, so many vectors of 16 columns. Each sum is added up from the first input to the last. */
-INLINE void tile_of(const float *x, const int n_rows, const int n_vectors, panel p, float *out) {
+/* n_rows rows by n_vectors vectors of 16 columns. Each sum is accumulated from the first input to the last. */
+INLINE void multiply_vectors(const float *x, const int n_rows, const int n_vectors, panel_t p, float *out) {
     __m512 sum[11][8];
     for (int i = 0; i < n_rows; i++)
         for (int j = 0; j < n_vectors; j++)
             sum[i][j] = p.is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(out + i * p.n_columns + j * 16);
     for (int64_t k = 0; k < p.n; k++) {
         __m512 weight[8];
-        _mm_prefetch(p.next + k * p.pace, _MM_HINT_T0);
+        _mm_prefetch(p.prefetch + k * p.prefetch_stride, _MM_HINT_T0);
         for (int j = 0; j < n_vectors; j++)
             weight[j] = _mm512_loadu_ps(p.w + j / 2 * 32 * p.n_k + k * 32 + j % 2 * 16);
         for (int i = 0; i < n_rows; i++) {
-            const __m512 all = _mm512_set1_ps(x[i * p.n_k + k]);
-            for (int j = 0; j < n_vectors; j++) sum[i][j] = _mm512_fmadd_ps(all, weight[j], sum[i][j]);
+            const __m512 input = _mm512_set1_ps(x[i * p.n_k + k]);
+            for (int j = 0; j < n_vectors; j++) sum[i][j] = _mm512_fmadd_ps(input, weight[j], sum[i][j]);
         }
     }
     for (int i = 0; i < n_rows; i++)
         for (int j = 0; j < n_vectors; j++) _mm512_storeu_ps(out + i * p.n_columns + j * 16, sum[i][j]);
 }
 
-INLINE void tile(const float *x, const int n_rows, panel p, float *out) {
-    tile_of(x, n_rows, 2, p, out);
+/* n_rows rows by 32 columns. */
+INLINE void multiply_tile(const float *x, const int n_rows, panel_t p, float *out) {
+    multiply_vectors(x, n_rows, 2, p, out);
 }
 
-/* All inputs. */
-static inline panel whole_panel(const float *w, int64_t n_k, int64_t n_columns) {
-    return (panel){w, NULL, n_k, n_k, 1, n_columns, (const char *)w, 0};
+/* All inputs of a panel, with nothing to prefetch. */
+static inline panel_t whole_panel(const float *w, int64_t n_k, int64_t n_columns) {
+    return (panel_t){w, NULL, n_k, n_k, 1, n_columns, (const char *)w, 0};
 }
 
-/* One row, 32 columns, all inputs. */
-static inline void matmul_row(const float *x, int64_t n_k, const float *w, const int32_t *sum, float *out) {
-    (void)sum;
-    tile(x, 1, whole_panel(w, n_k, 32), out);
+/* One row by 32 columns, all inputs. */
+static inline void multiply_row(const float *x, int64_t n_k, const float *w, const int32_t *column_sum, float *out) {
+    (void)column_sum;
+    multiply_tile(x, 1, whole_panel(w, n_k, 32), out);
 }
 
 #else
 
-/* As _mm512_dpbusd_epi32, of which gcc 12 copies each sum to another register and back. */
-INLINE void add_dots(__m512i *sum, __m512i x, __m512i w) {
+/* Equals _mm512_dpbusd_epi32. For the intrinsic, gcc 12 copies each sum to another register and back. */
+INLINE void dpbusd(__m512i *sum, __m512i x, __m512i w) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(x), "v"(w));
 }
 
-/* It multiplies bytes without a sign by bytes with one: 128 more each, so 128 times the sum of a column less. */
-static inline __m512i less_of(const int32_t *sum) {
-    return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(_mm512_loadu_si512(sum), 7));
+/* The initial value of the sums. vpdpbusd multiplies unsigned by signed bytes, so 128 is added to each input (see
+   `to_unsigned`); starting at -128 times the sum of the column cancels that. */
+static inline __m512i initial_sum(const int32_t *column_sum) {
+    return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(_mm512_loadu_si512(column_sum), 7));
 }
 
-/* So many rows, 32 columns. The sums are enough at a time for none to wait for the one before it. */
-INLINE void tile(const uint8_t *x, const int n_rows, panel p, int32_t *out) {
+/* n_rows rows by 32 columns: two independent sums per row, which hides the latency of vpdpbusd. */
+INLINE void multiply_tile(const uint8_t *x, const int n_rows, panel_t p, int32_t *out) {
     __m512i left[11], right[11];
     for (int i = 0; i < n_rows; i++) {
-        left[i] = p.is_first ? less_of(p.sum) : _mm512_loadu_si512(out + i * p.n_columns);
-        right[i] = p.is_first ? less_of(p.sum + 16) : _mm512_loadu_si512(out + i * p.n_columns + 16);
+        left[i] = p.is_first ? initial_sum(p.column_sum) : _mm512_loadu_si512(out + i * p.n_columns);
+        right[i] = p.is_first ? initial_sum(p.column_sum + 16) : _mm512_loadu_si512(out + i * p.n_columns + 16);
     }
     for (int64_t k = 0; k < p.n; k += 4) {
-        _mm_prefetch(p.next + k * p.pace, _MM_HINT_T0);
-        const __m512i first = _mm512_loadu_si512(p.w + k * 32), second = _mm512_loadu_si512(p.w + k * 32 + 64);
+        _mm_prefetch(p.prefetch + k * p.prefetch_stride, _MM_HINT_T0);
+        const __m512i w_left = _mm512_loadu_si512(p.w + k * 32), w_right = _mm512_loadu_si512(p.w + k * 32 + 64);
         for (int i = 0; i < n_rows; i++) {
-            int32_t four;
-            memcpy(&four, x + i * p.n_k + k, 4);
-            const __m512i all = _mm512_set1_epi32(four);
-            add_dots(left + i, all, first);
-            add_dots(right + i, all, second);
+            int32_t four_inputs;
+            memcpy(&four_inputs, x + i * p.n_k + k, 4);
+            const __m512i inputs = _mm512_set1_epi32(four_inputs);
+            dpbusd(left + i, inputs, w_left);
+            dpbusd(right + i, inputs, w_right);
         }
     }
     for (int i = 0; i < n_rows; i++) {
@@ -147,93 +151,99 @@ INLINE void tile(const uint8_t *x, const int n_rows, panel p, int32_t *out) {
     }
 }
 
-/* One row, 32 columns, all inputs. Of each two sums, that none waits for the one before it. */
-static inline void matmul_row(const uint8_t *x, int64_t n_k, const int8_t *w, const int32_t *sum, int32_t *out) {
-    __m512i found[4];
-    for (int i = 0; i < 4; i++) found[i] = i < 2 ? less_of(sum + i * 16) : _mm512_setzero_si512();
+/* One row by 32 columns, all inputs. Even and odd groups of four inputs have separate sums, which hides the latency of
+   vpdpbusd. */
+static inline void multiply_row(const uint8_t *x, int64_t n_k, const int8_t *w, const int32_t *column_sum,
+                                int32_t *out) {
+    __m512i sum[4];
+    for (int i = 0; i < 4; i++) sum[i] = i < 2 ? initial_sum(column_sum + i * 16) : _mm512_setzero_si512();
     for (int64_t k = 0; k < n_k; k += 8)
         for (int i = 0; i < 4; i++) {
-            int32_t four;
-            memcpy(&four, x + k + i / 2 * 4, 4);
-            add_dots(found + i, _mm512_set1_epi32(four), _mm512_loadu_si512(w + (k + i / 2 * 4) * 32 + i % 2 * 64));
+            int32_t four_inputs;
+            memcpy(&four_inputs, x + k + i / 2 * 4, 4);
+            const __m512i weights = _mm512_loadu_si512(w + (k + i / 2 * 4) * 32 + i % 2 * 64);
+            dpbusd(sum + i, _mm512_set1_epi32(four_inputs), weights);
         }
-    for (int i = 0; i < 2; i++) _mm512_storeu_si512(out + i * 16, _mm512_add_epi32(found[i], found[i + 2]));
+    for (int i = 0; i < 2; i++) _mm512_storeu_si512(out + i * 16, _mm512_add_epi32(sum[i], sum[i + 2]));
 }
 
 #endif
 
-/* All inputs of some rows by 32 columns. */
-INLINE void matmul_panel(const put_in *x, int64_t n_rows, int64_t n_k, const entry *w, const int32_t *sum,
-                        int64_t n_columns, total *out) {
-    if (n_rows == 1) matmul_row(x, n_k, w, sum, out);
+/* All inputs of n_rows rows by 32 columns. Rows are multiplied in tiles of 8. If 1 to 3 rows remain, they join the last
+   full tile, so the last tile has up to 11 rows. */
+INLINE void multiply_panel(const input_t *x, int64_t n_rows, int64_t n_k, const element_t *w,
+                           const int32_t *column_sum, int64_t n_columns, sum_t *out) {
+    if (n_rows == 1) multiply_row(x, n_k, w, column_sum, out);
     if (n_rows < 2) return;
     const int64_t n_last = n_rows >= 8 && n_rows % 8 < 4 ? 8 + n_rows % 8 : n_rows % 8, n_before = n_rows - n_last;
-    panel p = {.sum = sum, .n_k = n_k, .n_columns = n_columns};
-    p.pace = 32 * (int64_t)sizeof(entry) / (n_before / 8 + 1);
+    panel_t p = {.column_sum = column_sum, .n_k = n_k, .n_columns = n_columns};
+    p.prefetch_stride = 32 * (int64_t)sizeof(element_t) / (n_before / 8 + 1);
     for (int64_t k = 0; k < n_k; k += p.n) {
-        p.w = w + k * 32, p.n = n_k - k < SOME_INPUTS ? n_k - k : SOME_INPUTS, p.is_first = k == 0;
-        p.next = (const char *)(p.w + p.n * 32);
-        for (int64_t r = 0; r < n_before; r += 8, p.next += p.n * p.pace)
-            tile(x + r * n_k + k, 8, p, out + r * n_columns);
-        const put_in *rest = x + n_before * n_k + k;
-        total *to = out + n_before * n_columns;
+        p.w = w + k * 32, p.n = n_k - k < INPUTS_PER_PASS ? n_k - k : INPUTS_PER_PASS, p.is_first = k == 0;
+        p.prefetch = (const char *)(p.w + p.n * 32);
+        for (int64_t r = 0; r < n_before; r += 8, p.prefetch += p.n * p.prefetch_stride)
+            multiply_tile(x + r * n_k + k, 8, p, out + r * n_columns);
+        const input_t *x_last = x + n_before * n_k + k;
+        sum_t *out_last = out + n_before * n_columns;
         switch (n_last) {
-        case 2: tile(rest, 2, p, to); break;
-        case 3: tile(rest, 3, p, to); break;
-        case 4: tile(rest, 4, p, to); break;
-        case 5: tile(rest, 5, p, to); break;
-        case 6: tile(rest, 6, p, to); break;
-        case 7: tile(rest, 7, p, to); break;
-        case 8: tile(rest, 8, p, to); break;
-        case 9: tile(rest, 9, p, to); break;
-        case 10: tile(rest, 10, p, to); break;
-        default: tile(rest, 11, p, to);
+        case 2: multiply_tile(x_last, 2, p, out_last); break;
+        case 3: multiply_tile(x_last, 3, p, out_last); break;
+        case 4: multiply_tile(x_last, 4, p, out_last); break;
+        case 5: multiply_tile(x_last, 5, p, out_last); break;
+        case 6: multiply_tile(x_last, 6, p, out_last); break;
+        case 7: multiply_tile(x_last, 7, p, out_last); break;
+        case 8: multiply_tile(x_last, 8, p, out_last); break;
+        case 9: multiply_tile(x_last, 9, p, out_last); break;
+        case 10: multiply_tile(x_last, 10, p, out_last); break;
+        default: multiply_tile(x_last, 11, p, out_last);
         }
     }
 }
 
 #ifdef FLOAT32
 
-/* Up to three rows by more columns, so that sums are enough at a time for none to wait for the one before it. How many
-   columns are done, a multiple of 32. */
-static int64_t matmul_few_rows(const float *x, int64_t n_rows, int64_t n_k, const float *w, int64_t n_columns, float *out) {
+/* Up to three rows by 64 or 128 columns at a time, so that there are enough independent sums to hide the latency of
+   multiply-adds. Returns the number of columns computed, a multiple of 32. */
+static int64_t multiply_few_rows(const float *x, int64_t n_rows, int64_t n_k, const float *w, int64_t n_columns,
+                                 float *out) {
     const int64_t n = n_rows == 1 ? 128 : 64;
     int64_t c = 0;
     for (; n_columns - c >= n; c += n) {
-        const panel all = whole_panel(w + c * n_k, n_k, n_columns);
+        const panel_t panel = whole_panel(w + c * n_k, n_k, n_columns);
         switch (n_rows) {
-        case 1: tile_of(x, 1, 8, all, out + c); break;
-        case 2: tile_of(x, 2, 4, all, out + c); break;
-        default: tile_of(x, 3, 4, all, out + c);
+        case 1: multiply_vectors(x, 1, 8, panel, out + c); break;
+        case 2: multiply_vectors(x, 2, 4, panel, out + c); break;
+        default: multiply_vectors(x, 3, 4, panel, out + c);
         }
     }
     return c;
 }
 
-/* Some columns; `first` is a multiple of 32. Rows of `out` are as long as up(n_columns, 32). */
-static void matmul(const float *x, int64_t n_rows, const matrix *m, int64_t first, int64_t n_columns, float *out) {
-    const int64_t n_k = up(m->n_in, 64), n_all = up(n_columns, 32);
+/* Columns from `first`, a multiple of 32. A row of `out` has round_up(n_columns, 32) elements. */
+static void matmul(const float *x, int64_t n_rows, const matrix_t *m, int64_t first, int64_t n_columns, float *out) {
+    const int64_t n_k = round_up(m->n_in, 64), n_padded = round_up(n_columns, 32);
     const float *w = m->packed + first * n_k;
-    int64_t c = n_rows > 0 && n_rows < 4 ? matmul_few_rows(x, n_rows, n_k, w, n_all, out) : 0;
-    for (; c < n_all; c += 32) matmul_panel(x, n_rows, n_k, w + c * n_k, NULL, n_all, out + c);
+    int64_t c = n_rows > 0 && n_rows < 4 ? multiply_few_rows(x, n_rows, n_k, w, n_padded, out) : 0;
+    for (; c < n_padded; c += 32) multiply_panel(x, n_rows, n_k, w + c * n_k, NULL, n_padded, out + c);
 }
 
-/* One row, 32 columns. */
-static void matmul_group(const float *x, const matrix *m, int64_t first, float *out) {
-    const int64_t n_k = up(m->n_in, 64);
-    matmul_row(x, n_k, m->packed + first * n_k, NULL, out);
+/* One row by the 32 columns from `first`. */
+static void matmul_group(const float *x, const matrix_t *m, int64_t first, float *out) {
+    const int64_t n_k = round_up(m->n_in, 64);
+    multiply_row(x, n_k, m->packed + first * n_k, NULL, out);
 }
 
 #else
 
-/* Rows are computed 32 at a time, so as many must be there; what is past the last is anything. */
+/* Rows are computed 32 at a time: `x` and `out` have room for that many, and rows past the last are undefined. */
 #ifdef __AMX_INT8__
-static void matmul_amx(const int8_t *x, int64_t n_rows, int64_t n_k, const int8_t *w, int64_t n_columns, int32_t *out) {
-    struct { uint8_t palette, start, reserved[14]; uint16_t n_bytes[16]; uint8_t n_rows[16]; } config, before;
+static void matmul_amx(const int8_t *x, int64_t n_rows, int64_t n_k, const int8_t *w, int64_t n_columns,
+                       int32_t *out) {
+    struct { uint8_t palette, start, reserved[14]; uint16_t n_bytes[16]; uint8_t n_rows[16]; } config, saved;
     memset(&config, 0, sizeof config);
     config.palette = 1;
     for (int i = 0; i < 8; i++) { config.n_bytes[i] = 64; config.n_rows[i] = 16; }
-    _tile_storeconfig(&before); /* another library's, which may not look before it goes on */
+    _tile_storeconfig(&saved); /* another library may use the tiles later without configuring them again */
     _tile_loadconfig(&config);
     int64_t stride = n_columns * sizeof(int32_t);
     for (int64_t c = 0; c < n_columns; c += 32)
@@ -252,60 +262,63 @@ static void matmul_amx(const int8_t *x, int64_t n_rows, int64_t n_k, const int8_
                 _tile_dpbssd(2, 5, 6);
                 _tile_dpbssd(3, 5, 7);
             }
-            int32_t *to = out + r * n_columns + c;
-            _tile_stored(0, to, stride);
-            _tile_stored(1, to + 16, stride);
+            int32_t *tile_out = out + r * n_columns + c;
+            _tile_stored(0, tile_out, stride);
+            _tile_stored(1, tile_out + 16, stride);
             if (!is_tall) continue;
-            _tile_stored(2, to + 16 * n_columns, stride);
-            _tile_stored(3, to + 16 * n_columns + 16, stride);
+            _tile_stored(2, tile_out + 16 * n_columns, stride);
+            _tile_stored(3, tile_out + 16 * n_columns + 16, stride);
         }
-    if (before.palette) _tile_loadconfig(&before); else _tile_release();
+    if (saved.palette) _tile_loadconfig(&saved); else _tile_release();
 }
 
-/* The system must be asked for the tiles, once by each process; 18 is their number among its features. */
+/* Whether Linux lets this process use the tiles, which each process must request once. */
 static int has_amx(void) {
-    static int known = -1;
-    if (known < 0) known = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-    return known;
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    static int is_permitted = -1;
+    if (is_permitted < 0) is_permitted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+    return is_permitted;
 }
 #endif
 
-static inline void without_sign(const int8_t *x, int64_t n, uint8_t *out) {
+/* Adds 128 to each element. */
+static inline void to_unsigned(const int8_t *x, int64_t n, uint8_t *out) {
     for (int64_t i = 0; i < n; i++) out[i] = (uint8_t)x[i] ^ 0x80;
 }
 
-static void matmul_vnni(const int8_t *x, int64_t n_all, int64_t n_k, const int8_t *w, const int32_t *sum,
-                       int64_t n_columns, int32_t *out) {
-    const int64_t some = n_k <= 2048 ? 128 : n_k <= 4096 ? 64 : 8; /* rows without signs at a time, on the stack */
-    uint8_t more[(n_all < some ? n_all : some) * n_k];
-    for (int64_t begin = 0; begin < n_all; begin += some) {
-        const int64_t n_rows = n_all - begin < some ? n_all - begin : some;
-        without_sign(x + begin * n_k, n_rows * n_k, more);
+static void matmul_vnni(const int8_t *x, int64_t n_rows, int64_t n_k, const int8_t *w, const int32_t *column_sum,
+                        int64_t n_columns, int32_t *out) {
+    const int64_t max_rows = n_k <= 2048 ? 128 : n_k <= 4096 ? 64 : 8; /* limits the buffer, which is on the stack */
+    uint8_t x_unsigned[(n_rows < max_rows ? n_rows : max_rows) * n_k];
+    for (int64_t begin = 0; begin < n_rows; begin += max_rows) {
+        const int64_t n = n_rows - begin < max_rows ? n_rows - begin : max_rows;
+        to_unsigned(x + begin * n_k, n * n_k, x_unsigned);
         for (int64_t c = 0; c < n_columns; c += 32)
-            matmul_panel(more, n_rows, n_k, w + c * n_k, sum + c, n_columns, out + begin * n_columns + c);
+            multiply_panel(x_unsigned, n, n_k, w + c * n_k, column_sum + c, n_columns, out + begin * n_columns + c);
     }
 }
 
-/* Some columns; `first` is a multiple of 32. Rows of `out` are as long as up(n_columns, 32). */
-static void matmul(const int8_t *x, int64_t n_rows, const matrix *m, int64_t first, int64_t n_columns, int32_t *out) {
-    int64_t n_k = up(m->n_in, 64);
+/* Columns from `first`, a multiple of 32. A row of `out` has round_up(n_columns, 32) elements. */
+static void matmul(const int8_t *x, int64_t n_rows, const matrix_t *m, int64_t first, int64_t n_columns,
+                   int32_t *out) {
+    int64_t n_k = round_up(m->n_in, 64);
     const int8_t *w = m->packed + first * n_k;
-    n_columns = up(n_columns, 32);
+    n_columns = round_up(n_columns, 32);
 #ifdef __AMX_INT8__
     if (has_amx()) {
         matmul_amx(x, n_rows, n_k, w, n_columns, out);
         return;
     }
 #endif
-    matmul_vnni(x, n_rows, n_k, w, m->sum + first, n_columns, out);
+    matmul_vnni(x, n_rows, n_k, w, m->column_sum + first, n_columns, out);
 }
 
-/* One row, 32 columns. */
-static void matmul_group(const int8_t *x, const matrix *m, int64_t first, int32_t *out) {
-    const int64_t n_k = up(m->n_in, 64);
-    uint8_t own[n_k];
-    without_sign(x, n_k, own);
-    matmul_row(own, n_k, m->packed + first * n_k, m->sum + first, out);
+/* One row by the 32 columns from `first`. */
+static void matmul_group(const int8_t *x, const matrix_t *m, int64_t first, int32_t *out) {
+    const int64_t n_k = round_up(m->n_in, 64);
+    uint8_t x_unsigned[n_k];
+    to_unsigned(x, n_k, x_unsigned);
+    multiply_row(x_unsigned, n_k, m->packed + first * n_k, m->column_sum + first, out);
 }
 
 #endif

@@ -1,6 +1,7 @@
-"""The model by `native.c`: one call for the encoder, one for each turn of a search. Its slow twin is `CachedStepper`.
+"""The model computed by `native.c`: one call for the encoder, one per turn of a search. Slow twin: `CachedStepper`.
 
-Weights are packed layer by layer from the neutral description in `engines.layers`; embeddings are the model's own.
+Weights are packed layer by layer from the neutral description in `engines.layers`; embeddings are the model's
+tensors themselves.
 """
 
 # Axes: as in cached.py.
@@ -41,20 +42,21 @@ from transduce.search.peaks import GROUP, Peaks
 ROWS, INPUTS, COLUMNS = 32, 64, 32
 """Products take multiples of these; the rest is padded with zeros."""
 MAX_ROWS = 128
-"""Rows searched together in int8, for a model whose weights fit into the cache. As many go through the layers together
-(MANY_ROWS in native.c): more rows would not make products faster, and their keys and values would evict the weights."""
+"""Rows searched together in int8, for a model whose weights fit into the cache: ROWS_PER_PASS in native.c. More rows
+would not make products faster, and their keys and values would evict the weights."""
 CACHED = 16 << 20
-"""Bytes of weights that fit. Larger weights are read from memory once for all rows, so more rows are better."""
+"""Bytes of weights that fit into the cache. Larger weights are read from memory once for all rows, so more rows are
+better."""
 
 DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype]] = {
     "float32": (torch.float32, torch.float32),
     "int8": (torch.int8, torch.float16),
 }
-"""Of what is multiplied, and of the keys and values that are kept."""
+"""The dtype of the elements that are multiplied, and of stored keys and values."""
 
 
 def unsupported(config: ModelConfig, precision: Precision) -> str | None:
-    """What this engine does not support, of the configuration or on this machine; None if it supports all of it."""
+    """Why this engine does not support the configuration on this machine; None if it does."""
     if (reason := cached.unsupported(config)) is not None:
         return reason
     return native.why_missing(precision) if config.activation == "relu" else f"model.activation is {config.activation}"
@@ -68,9 +70,9 @@ class NativeStepper:
         self.config, self.library, embedding = model.config, native.library(precision), model.embedding
         self.dtype, self.kept_dtype = DTYPES[precision]
         self.n_bytes = 0
-        """Of packed weights."""
+        """Size of the packed weights."""
         self.keep_alive: list[Any] = []
-        """What `self.native` points to."""
+        """Everything that `self.native` points to, except the embeddings."""
         self.positions = Positions(embedding, self.config)
         self.source_VD, self.target_VD = embedding.source_embedding.detach(), embedding.target_embedding.detach()
         self.length_penalties: dict[tuple[str, float], Tensor] = {}
@@ -111,8 +113,8 @@ class NativeStepper:
         (n_in, n_out), W_NF, scale_F = weights.W_NF.shape, weights.W_NF, None
         if self.dtype == torch.int8:
             W_NF, scale_F = quantise_columns(W_NF)
-        packed = torch.empty(_up(n_in, INPUTS) * _up(n_out, COLUMNS), dtype=self.dtype)
-        sums = torch.empty(_up(n_out, COLUMNS), dtype=torch.int32)
+        packed = torch.empty(_round_up(n_in, INPUTS) * _round_up(n_out, COLUMNS), dtype=self.dtype)
+        sums = torch.empty(_round_up(n_out, COLUMNS), dtype=torch.int32)
         W_FN = W_NF.T.contiguous()
         self.library.pack(W_FN.data_ptr(), n_in, n_out, packed.data_ptr(), sums.data_ptr())
         bias_F = None if weights.b_F is None else weights.b_F.float().contiguous()
@@ -157,28 +159,34 @@ class NativeStepper:
 
     def _check_ids(self, lowest: int, highest: int) -> None:
         if lowest < 0 or highest >= len(self.source_VD):
-            raise DataError(f"token ids from {lowest} to {highest}, this model knows 0 to {len(self.source_VD) - 1}")
+            bound = len(self.source_VD) - 1
+            raise DataError(
+                f"token ids are from {lowest} to {highest}, must be from 0 to {bound}: use the model's subwords"
+            )
 
-    def _arrivals(self, n: int, room: int, positions_TD: Tensor, *lists: int | None) -> native.Arrivals:
+    def _arrivals(self, n: int, padded_length: int, positions_TD: Tensor, *lists: int | None) -> native.Arrivals:
         """`lists`: addresses of sources, places, numbers and limits."""
-        return native.Arrivals(*lists, n, room, self.config.pad_id, self.config.bos_id, positions_TD.data_ptr())
+        return native.Arrivals(
+            *lists, n, padded_length, self.config.pad_id, self.config.bos_id, positions_TD.data_ptr()
+        )
 
     def enter(
         self, beams: Beams, state: Cells, places: Sequence[int], new: Sequence[Sentence], limits: Sequence[int]
     ) -> tuple[Beams, Cells] | None:
-        """Puts new sentences in the places of finished ones, in one call. None if they need more room, or a prefix."""
-        room, n_tokens = max(len(sentence.source) for sentence in new), beams.token_BKT.shape[2]
+        """Puts new sentences in the places of finished ones, in one call. None if they need more room or
+        have a prefix."""
+        longest_source, n_tokens = max(len(sentence.source) for sentence in new), beams.token_BKT.shape[2]
         is_forced = beams.forced_BT.shape[1] > 0 or any(sentence.prefix for sentence in new)
-        if is_forced or room > state.unseen_B11S.shape[3] or max(limits) > n_tokens:
+        if is_forced or longest_source > state.unseen_B11S.shape[3] or max(limits) > n_tokens:
             return None
         beams, pad_id = _contiguous(beams), self.config.pad_id
-        source = [id for one in new for id in (*one.source, *[pad_id] * (room - len(one.source)))]
-        lists = [_array(one) for one in (source, places, [sentence.number for sentence in new], limits)]
-        positions_TD = self._position_table("source", room)
+        source = [id for one in new for id in (*one.source, *[pad_id] * (longest_source - len(one.source)))]
+        lists = [_array(values) for values in (source, places, [sentence.number for sentence in new], limits)]
+        positions_TD = self._position_table("source", longest_source)
         self._check_ids(min(source), max(source))
-        arrivals = self._arrivals(len(new), room, positions_TD, *map(ctypes.addressof, lists))
+        arrivals = self._arrivals(len(new), longest_source, positions_TD, *map(ctypes.addressof, lists))
         longest = self.library.enter(self.native, _native_state(state), _native_hypotheses(beams), arrivals)
-        return beams, replace(state, longest=longest, n_source=max(state.n_source, in_lanes(room)))
+        return beams, replace(state, longest=longest, n_source=max(state.n_source, in_lanes(longest_source)))
 
     def _take_cells(self, state: Cells) -> tuple[Cells, Tensor, int]:
         """Takes a free cell for each hypothesis. Also returns the first cell after the last one in use."""
@@ -192,9 +200,10 @@ class NativeStepper:
         state, cell_BK, end = self._take_cells(state)
         x_RD = self._embed(last_R, state)
         n_rows, config = len(last_R), self.config
-        out_RD = torch.empty(_up(n_rows, ROWS), _up(config.d_model, INPUTS), dtype=self.dtype)
+        out_RD = torch.empty(_round_up(n_rows, ROWS), _round_up(config.d_model, INPUTS), dtype=self.dtype)
         scale_R = torch.empty(n_rows)
-        peak_RN, log_sum_R1 = torch.empty(n_rows, _up(config.target_vocab_size, GROUP) // GROUP), torch.empty(n_rows, 1)
+        n_groups = _round_up(config.target_vocab_size, GROUP) // GROUP
+        peak_RN, log_sum_R1 = torch.empty(n_rows, n_groups), torch.empty(n_rows, 1)
         self.library.step(
             self.native,
             ctypes.byref(_native_state(state, cell_BK, end)),
@@ -215,7 +224,7 @@ class NativeStepper:
 
     @torch.no_grad()
     def turn(self, beams: Beams, state: Cells, settings: SearchSettings) -> tuple[Beams, Cells, list[bool]]:
-        """One turn of the search in one call. Both arguments are consumed: hypotheses, too, change in place."""
+        """One turn of the search in one call. `beams` and `state` are consumed: both change in place."""
         if not settings.is_plain(beams):
             return turn(self, beams, state, settings)
         beams, (n, n_kept) = _contiguous(beams), beams.last_BK.shape
@@ -250,9 +259,9 @@ class NativeStepper:
     def _logit_functions(
         self, x_RD: Tensor, scale_R: Tensor
     ) -> tuple[Callable[[Tensor, Tensor], Tensor], Callable[[], Tensor]]:
-        """`Peaks.look` and `Peaks.logits` from the decoder's output."""
+        """`Peaks.read_groups` and `Peaks.logits`, computed from the decoder's output."""
 
-        def look(row: Tensor, group: Tensor) -> Tensor:
+        def read_groups(row: Tensor, group: Tensor) -> Tensor:
             result = torch.empty(*row.shape, GROUP)
             self.library.logits_of_groups(
                 self.native,
@@ -272,7 +281,7 @@ class NativeStepper:
             )
             return result_RV
 
-        return look, logits
+        return read_groups, logits
 
 
 HYPOTHESES = (
@@ -294,9 +303,9 @@ HYPOTHESES = (
 
 
 def _contiguous(beams: Beams) -> Beams:
-    """`Beams.select` leaves gaps in tensors; the compiled code wants none."""
-    gaps = {name: x for name in HYPOTHESES if not (x := getattr(beams, name)).is_contiguous()}
-    return replace(beams, **{name: x.contiguous() for name, x in gaps.items()}) if gaps else beams
+    """The compiled code requires contiguous tensors, and `Beams.select` returns some that are not."""
+    copies = {name: x for name in HYPOTHESES if not (x := getattr(beams, name)).is_contiguous()}
+    return replace(beams, **{name: x.contiguous() for name, x in copies.items()}) if copies else beams
 
 
 def _native_hypotheses(beams: Beams, is_over_B: Tensor | None = None) -> native.Hypotheses:
@@ -324,5 +333,5 @@ def _array(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(values))(*values)
 
 
-def _up(n: int, to: int) -> int:
-    return -(-n // to) * to
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple

@@ -1,11 +1,11 @@
-"""Training's operations on a GPU, over the packed tokens of `layout.py`. Those of a CPU are in `cpu.py`.
+"""The operations of written passes on a GPU, for packed tokens. `cpu.py` has those of a CPU.
 
-What lies between matrix products is limited by memory, so that each stretch of it is one kernel. Nothing random is
-kept: which values dropout takes follows from a key and their place, forward and backward alike. The slow twins are what
-`model.py`, `ops.py` and `recipe.py` say in PyTorch; the tests hold both equal, by Triton's interpreter without a GPU.
+The operations between two matrix products are limited by memory bandwidth, so one kernel does all of them. No random
+numbers are stored: a key and the index of a value decide whether dropout drops it, forward and backward. The slow twins
+are in `model.py`, `attention.py` and `recipe.py`; tests compare both, with Triton's interpreter if there is no GPU.
 """
 
-# Axes: N tokens, M tokens attended to, D = d_model, F = d_ff, V vocabulary, H heads, P all heads side by side.
+# Axes: N tokens, M attended positions, D = d_model, F = d_ff, V vocabulary, H heads, P all heads side by side.
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import triton
 from torch import Tensor
 
 from transduce.training.passes import kernels
-from transduce.training.passes.layout import AttentionInputs, Dropout, NormGradients, Side, Sight
+from transduce.training.passes.layout import AttentionInputs, Dropout, NormGradients, PackedVisibility, Side
 from transduce.training.passes.loss import add_product_
 
 N_PARTIALS = 528
-"""Programs of a kernel that also sums over all tokens: each leaves one partial sum, so that bits do not depend on
-which comes first."""
+"""Programs of a kernel that also sums over all tokens. Each writes one partial sum: the order of addition is fixed, so
+every run gives the same bits."""
 
 
 # Embedding
@@ -31,7 +31,7 @@ which comes first."""
 def embed(
     side: Side, table_VD: Tensor, position_TD: Tensor, dropout: Dropout, dtype: torch.dtype
 ) -> tuple[Tensor, Dropout]:
-    """Dropout of sqrt(d_model) times the row of each id, plus the row of its position."""
+    """The sum of embedding, times sqrt(d_model), and position, with dropout."""
     n, d_model = len(side.ids_N), table_VD.shape[1]
     out_ND = table_VD.new_empty(n, d_model, dtype=dtype)
     kernels.embed_kernel[(n,)](
@@ -54,19 +54,19 @@ def embed(
 def embed_backward(
     grad_ND: Tensor, side: Side, saved: Dropout, table_grad_VD: Tensor, position_grad_TD: Tensor | None
 ) -> None:
-    """Adds to the tables' gradients, each row always in the same order."""
+    """Adds to the gradients of the tables, always in the same order."""
     if position_grad_TD is not None:
         position_grad_TD += _sums_by(side.position_N, drop(grad_ND, saved), len(position_grad_TD))
     table_grad_VD += _sums_by(side.ids_N, drop(grad_ND, saved, grad_ND.shape[1] ** 0.5), len(table_grad_VD))
 
 
 def _sums_by(ids_N: Tensor, x_ND: Tensor, n: int) -> Tensor:
-    """Row i is the sum of the rows whose id is i."""
+    """Row i of the result is the sum of the rows of x whose id is i."""
     return torch.ops.aten.embedding_dense_backward(x_ND, ids_N, n, -1, False)  # type: ignore[no-any-return]
 
 
 def drop(x_ND: Tensor, dropout: Dropout, factor: float = 1.0) -> Tensor:
-    """In float32, what dropout leaves, times a factor."""
+    """Applies dropout and multiplies by a factor, in float32."""
     out_ND = torch.empty_like(x_ND, dtype=torch.float32)
     block = 1024
     kernels.drop_kernel[(triton.cdiv(x_ND.numel(), block),)](
@@ -87,7 +87,7 @@ def drop(x_ND: Tensor, dropout: Dropout, factor: float = 1.0) -> Tensor:
 
 
 class Normed(NamedTuple):
-    """What the way back through `add_and_norm` needs."""
+    """What `add_and_norm_backward` needs."""
 
     sum_ND: Tensor
     mean_N: Tensor
@@ -128,7 +128,7 @@ def add_and_norm(
 
 
 def _norm_tile(d_model: int) -> tuple[int, int, int]:
-    """Columns, rows, warps: some 2,048 values in a tile, 16 to a thread."""
+    """Columns, rows and warps of a tile: about 2,048 values, 16 for each thread."""
     columns = triton.next_power_of_2(d_model)
     rows = max(1, 2048 // columns)
     return columns, rows, max(1, min(8, rows * columns // 512))
@@ -137,13 +137,13 @@ def _norm_tile(d_model: int) -> tuple[int, int, int]:
 def add_and_norm_backward(
     grad_ND: Tensor, normed: Normed, gain_D: Tensor, bias_D: Tensor, grads: NormGradients
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x and y: one and the same where nothing was dropped."""
+    """The gradients of x and y. Without dropout both are the same tensor."""
     (n, d_model), dropout = grad_ND.shape, normed.dropout
     has_dropout = dropout.probability > 0
     grad_x_ND = torch.empty_like(grad_ND)
     grad_y_ND = torch.empty_like(grad_ND) if has_dropout else grad_x_ND
     columns, rows, warps = _norm_tile(d_model)
-    warps = max(1, warps // 2)  # which have sums of three kinds to keep besides
+    warps = max(1, warps // 2)  # each thread also holds sums of three kinds
     n_programs = min(N_PARTIALS, triton.cdiv(n, rows))
     partial_P3D = grad_ND.new_empty(n_programs, 3, d_model, dtype=torch.float32)
     kernels.add_and_norm_backward_kernel[(n_programs,)](
@@ -169,22 +169,22 @@ def add_and_norm_backward(
 
 
 def _add_partials(partial_PKD: Tensor, totals: Sequence[Tensor]) -> None:
-    """To each total the sum of its partial ones."""
+    """Adds to each total the sum of its partial sums."""
     n_programs, n_kinds, width = partial_PKD.shape
     rows, columns = min(128, triton.next_power_of_2(n_programs)), 16
-    padded = [*totals, totals[-1], totals[-1]][:3]  # the last are not looked at
+    padded = [*totals, totals[-1], totals[-1]][:3]  # the kernel takes three, and reads only the first len(totals)
     kernels.add_partials_kernel[(triton.cdiv(width, columns), len(totals))](
         partial_PKD, *padded, n_programs, n_kinds, width, R=rows, C=columns
     )
 
 
 def linear_relu(x_ND: Tensor, W_DF: Tensor, b_F: Tensor) -> Tensor:
-    """max(0, x W + b), of which cuBLAS makes one kernel."""
+    """max(0, x W + b), which is one kernel of cuBLAS."""
     return torch._addmm_activation(b_F, x_ND, W_DF)
 
 
 def relu_backward_(grad_NF: Tensor, hidden_NF: Tensor, bias_grad_F: Tensor) -> None:
-    """Puts zeros where the activation was off. The rest, summed over the tokens, is added to the bias's gradient."""
+    """Sets the gradient to zero where the activation was zero, and adds its sum over the tokens to that of the bias."""
     n, d_ff = grad_NF.shape
     rows, columns = 16, min(512, triton.next_power_of_2(d_ff))
     n_programs = min(N_PARTIALS // 8, triton.cdiv(n, rows))
@@ -195,23 +195,23 @@ def relu_backward_(grad_NF: Tensor, hidden_NF: Tensor, bias_grad_F: Tensor) -> N
     _add_partials(partial_P1F, [bias_grad_F])
 
 
-# Attention. A tile of queries meets all keys from the first to the last that any of them sees: mostly its own sentence.
+# Attention. A tile of queries goes through all keys from the first to the last that any of them sees.
 
 
 class Attended(NamedTuple):
-    """What the way back through `attend` needs, beside what went in."""
+    """What `attend_backward` needs beside the inputs."""
 
     head_NP: Tensor
     log_Z_HN: Tensor
-    """To the base of two."""
+    """Base-2 logarithm of the sum of exponentials."""
 
 
 TILE, BACKWARD_TILE = 64, 32
-"""Queries and keys; on the way back by keys, smaller tiles leave more of the sums in registers."""
+"""Queries and keys of a tile. For the gradients of keys and values, smaller tiles hold more sums in registers."""
 
 
-def attend(inputs: AttentionInputs, sight: Sight, n_heads: int) -> Attended:
-    """Equation 1. Heads lie side by side in rows, which may lie in wider ones."""
+def attend(inputs: AttentionInputs, visible: PackedVisibility, n_heads: int) -> Attended:
+    """Equation 1. Heads lie side by side in each row; the inputs may be views of wider tensors."""
     query_NP, key_MP, value_MP = inputs
     n, d_k, d_v = len(query_NP), query_NP.shape[1] // n_heads, value_MP.shape[1] // n_heads
     head_NP = query_NP.new_empty(n, n_heads * d_v)
@@ -220,8 +220,8 @@ def attend(inputs: AttentionInputs, sight: Sight, n_heads: int) -> Attended:
         *inputs,
         head_NP,
         log_Z_HN,
-        sight.first_N,
-        sight.last_N,
+        visible.first_N,
+        visible.last_N,
         query_NP.stride(0),
         key_MP.stride(0),
         value_MP.stride(0),
@@ -237,23 +237,28 @@ def attend(inputs: AttentionInputs, sight: Sight, n_heads: int) -> Attended:
 
 
 def attend_backward(
-    grad_NP: Tensor, inputs: AttentionInputs, attended: Attended, sight: Sight, n_heads: int, grads: AttentionInputs
+    grad_NP: Tensor,
+    inputs: AttentionInputs,
+    attended: Attended,
+    visible: PackedVisibility,
+    n_heads: int,
+    grads: AttentionInputs,
 ) -> None:
-    """Writes into `grads`, which may be parts of wider tensors."""
+    """Writes into `grads`, which may be views of wider tensors."""
     query_NP, key_MP, value_MP = inputs
     n, m = len(query_NP), len(key_MP)
     d_k, d_v = query_NP.shape[1] // n_heads, value_MP.shape[1] // n_heads
-    along_HN = torch.empty_like(attended.log_Z_HN)
+    delta_HN = torch.empty_like(attended.log_Z_HN)
     assert grad_NP.stride(0) == attended.head_NP.stride(0)
     kernels.attend_backward_query_kernel[(n_heads, triton.cdiv(n, TILE))](
         *inputs,
         attended.head_NP,
         grad_NP,
         attended.log_Z_HN,
-        along_HN,
+        delta_HN,
         grads.query_NP,
-        sight.first_N,
-        sight.last_N,
+        visible.first_N,
+        visible.last_N,
         query_NP.stride(0),
         key_MP.stride(0),
         value_MP.stride(0),
@@ -271,10 +276,10 @@ def attend_backward(
         *inputs,
         grad_NP,
         attended.log_Z_HN,
-        along_HN,
+        delta_HN,
         grads.key_MP,
         grads.value_MP,
-        *sight,
+        *visible,
         query_NP.stride(0),
         key_MP.stride(0),
         value_MP.stride(0),
@@ -299,7 +304,7 @@ def attend_backward(
 def loss_and_gradient_(
     logits_NV: Tensor, target_N: Tensor, label_smoothing: float, pad_id: int, factor_1: Tensor
 ) -> Tensor:
-    """The loss of each token; in place of the logits, their gradient times `factor_1`."""
+    """Returns the loss of each token, and overwrites the logits with their gradient times `factor_1`."""
     n, n_vocabulary = logits_NV.shape
     loss_N = logits_NV.new_empty(n, dtype=torch.float32)
     block = min(8192, triton.next_power_of_2(n_vocabulary))
@@ -319,7 +324,7 @@ def loss_and_gradient_(
 
 
 LOSS_TOKENS = 32_768
-"""Logits of at most so many tokens are held at once."""
+"""At most this many tokens have their logits in memory at once."""
 
 
 def projected_loss(
@@ -331,7 +336,7 @@ def projected_loss(
     pad_id: int,
     factor_1: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The summed loss, and the gradient of x, which like that added to `W_grad_VD` is times `factor_1`."""
+    """Returns the summed loss and the gradient of x, and adds to `W_grad_VD`. `factor_1` multiplies both gradients."""
     loss_sum, grad_TD = x_TD.new_zeros((), dtype=torch.float32), torch.empty_like(x_TD)
     for x_ND, target_N, grad_ND in zip(*(of.split(LOSS_TOKENS) for of in (x_TD, target_T, grad_TD)), strict=True):
         logits_NV = x_ND @ W_VD.T

@@ -1,4 +1,4 @@
-"""Triton kernels for training on a GPU: how each is called, and what it is for, is in `gpu.py` beside this."""
+"""Triton kernels for training on a GPU. The functions of `cuda.py` call them."""
 
 # Axes of a tile: R rows, C columns; in attention Q queries, M attended positions, K = d_k, U = d_v.
 
@@ -7,16 +7,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-NOWHERE = tl.constexpr(1 << 30)
+PAST_ALL_KEYS = tl.constexpr(1 << 30)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-# Dropout: each value has 24 bits of its own, mixed from its place and a key.
+# Dropout: a hash of the key and the index of a value gives 24 bits.
 
 
 @triton.jit
 def is_kept(keys, place, at, threshold):
-    # The key goes in between two rounds: added to the place, it would shift the same bits along.
+    # The key is mixed in between two rounds: added to the index, it would only shift the same sequence of bits.
     bits = at.to(tl.uint32) * 0x9E3779B9
     bits = ((bits ^ (bits >> 16)) * 0x85EBCA6B) ^ tl.load(keys + place).to(tl.uint32)
     bits = (bits ^ (bits >> 13)) * 0xC2B2AE35
@@ -129,7 +129,7 @@ def add_and_norm_backward_kernel(
     column_1C = column_C[None, :]
     is_column_1C = column_1C < n_columns
     gain_1C = tl.load(gain + column_1C, is_column_1C, 0.0)
-    # Summed over the rows of a tile at the very end: warps would wait for each other at every one.
+    # The rows of a tile are summed after the loop: inside it, warps would wait for each other at every tile.
     grad_gain_RC, grad_bias_RC = tl.zeros([R, C], tl.float32), tl.zeros([R, C], tl.float32)
     grad_y_sum_RC = tl.zeros([R, C], tl.float32)
     for start in range(tl.program_id(0) * R, n_rows, tl.num_programs(0) * R):
@@ -144,8 +144,8 @@ def add_and_norm_backward_kernel(
         grad_bias_RC += grad_RC
         grad_RC *= gain_1C
         mean_R1 = (tl.sum(grad_RC, 1) / n_columns)[:, None]
-        along_R1 = (tl.sum(grad_RC * normal_RC, 1) / n_columns)[:, None]
-        grad_x_RC = (grad_RC - mean_R1 - normal_RC * along_R1) * rate_R1
+        projection_R1 = (tl.sum(grad_RC * normal_RC, 1) / n_columns)[:, None]
+        grad_x_RC = (grad_RC - mean_R1 - normal_RC * projection_R1) * rate_R1
         tl.store(grad_x + at_RC, grad_x_RC, is_in_RC)
         grad_y_RC = tl.where(is_in_RC, grad_x_RC, 0.0)
         if HAS_DROPOUT:
@@ -178,7 +178,7 @@ def add_partials_kernel(
         tl.store(total_2 + column_C, tl.load(total_2 + column_C, is_column_C) + sum_C, is_column_C)
 
 
-# The activation's way back
+# The backward pass of the activation
 
 
 @triton.jit
@@ -196,7 +196,7 @@ def relu_backward_kernel(grad, hidden, partials, n_rows, n_columns, R: tl.conste
     tl.store(partials + tl.program_id(0) * n_columns + column_C, tl.sum(sum_RC, 0), column_C < n_columns)
 
 
-# Attention. A tile of queries meets all keys from the first to the last that any of them sees: mostly its own sentence.
+# Attention. A tile of queries goes through all keys from the first to the last that any of them sees.
 
 
 @triton.jit
@@ -226,9 +226,9 @@ def attend_kernel(
     column_K, column_U = tl.arange(0, D_K), tl.arange(0, D_V)
     query_at_QK = query + row_Q.to(tl.int64)[:, None] * query_stride + head * D_K + column_K[None, :]
     query_QK = tl.load(query_at_QK, is_row_Q[:, None], 0.0)
-    top_Q, sum_Q = tl.full([Q], float("-inf"), tl.float32), tl.zeros([Q], tl.float32)
+    max_Q, sum_Q = tl.full([Q], float("-inf"), tl.float32), tl.zeros([Q], tl.float32)
     head_QU = tl.zeros([Q, D_V], tl.float32)
-    begin = tl.min(tl.where(first_Q < last_Q, first_Q, NOWHERE))
+    begin = tl.min(tl.where(first_Q < last_Q, first_Q, PAST_ALL_KEYS))
     end = tl.max(last_Q)
     for start in range(begin, end, M):
         place_M = start + tl.arange(0, M)
@@ -238,33 +238,33 @@ def attend_kernel(
             key + place_M.to(tl.int64)[:, None] * key_stride + head * D_K + column_K[None, :], is_key_M1, 0.0
         )
         score_QM = tl.where(visible_QM, tl.dot(query_QK, tl.trans(key_MK)) * (scale * LOG2_E), float("-inf"))
-        new_top_Q = tl.maximum(top_Q, tl.max(score_QM, 1))
-        # A query that has seen nothing yet has no top; 0 instead keeps -inf minus -inf away.
-        safe_top_Q = tl.where(new_top_Q == float("-inf"), 0.0, new_top_Q)
-        weight_QM = tl.exp2(score_QM - safe_top_Q[:, None])
-        shrink_Q = tl.exp2(top_Q - safe_top_Q)
-        sum_Q = sum_Q * shrink_Q + tl.sum(weight_QM, 1)
+        new_max_Q = tl.maximum(max_Q, tl.max(score_QM, 1))
+        # The maximum is -inf for a query that has seen no key yet; 0 instead avoids -inf minus -inf.
+        safe_max_Q = tl.where(new_max_Q == float("-inf"), 0.0, new_max_Q)
+        weight_QM = tl.exp2(score_QM - safe_max_Q[:, None])
+        rescale_Q = tl.exp2(max_Q - safe_max_Q)
+        sum_Q = sum_Q * rescale_Q + tl.sum(weight_QM, 1)
         value_MU = tl.load(
             value + place_M.to(tl.int64)[:, None] * value_stride + head * D_V + column_U[None, :], is_key_M1, 0.0
         )
-        head_QU = head_QU * shrink_Q[:, None] + tl.dot(weight_QM.to(value_MU.dtype), value_MU)
-        top_Q = new_top_Q
+        head_QU = head_QU * rescale_Q[:, None] + tl.dot(weight_QM.to(value_MU.dtype), value_MU)
+        max_Q = new_max_Q
     sees_Q = sum_Q > 0
     head_QU = tl.where(sees_Q[:, None], head_QU / tl.where(sees_Q, sum_Q, 1.0)[:, None], 0.0)
     out_at_QU = out + row_Q.to(tl.int64)[:, None] * out_stride + head * D_V + column_U[None, :]
     tl.store(out_at_QU, head_QU, is_row_Q[:, None])
-    log_Z_Q = tl.where(sees_Q, tl.where(sees_Q, top_Q, 0.0) + tl.log2(tl.where(sees_Q, sum_Q, 1.0)), 0.0)
+    log_Z_Q = tl.where(sees_Q, tl.where(sees_Q, max_Q, 0.0) + tl.log2(tl.where(sees_Q, sum_Q, 1.0)), 0.0)
     tl.store(log_Z_out + head * n_queries + row_Q, log_Z_Q, is_row_Q)
 
 
 @triton.jit
-def grad_score(query_QK, key_MK, value_MU, grad_QU, log_Z_Q, along_Q, first_Q, last_Q, place_M, scale):
-    """Attention weights of a tile, and the gradient of its scores."""
+def grad_score(query_QK, key_MK, value_MU, grad_QU, log_Z_Q, delta_Q, first_Q, last_Q, place_M, scale):
+    """The attention weights of a tile, and the gradient of its scores."""
     visible_QM = (place_M[None, :] >= first_Q[:, None]) & (place_M[None, :] < last_Q[:, None])
     score_QM = tl.dot(query_QK, tl.trans(key_MK)) * (scale * LOG2_E) - log_Z_Q[:, None]
     weight_QM = tl.where(visible_QM, tl.exp2(tl.where(visible_QM, score_QM, 0.0)), 0.0)
     grad_weight_QM = tl.dot(grad_QU, tl.trans(value_MU))
-    return weight_QM, weight_QM * (grad_weight_QM - along_Q[:, None]) * scale
+    return weight_QM, weight_QM * (grad_weight_QM - delta_Q[:, None]) * scale
 
 
 @triton.jit
@@ -275,7 +275,7 @@ def attend_backward_query_kernel(
     out,
     grad,
     log_Z_in,
-    along_out,
+    delta_out,
     grad_query,
     first_in,
     last_in,
@@ -301,11 +301,12 @@ def attend_backward_query_kernel(
     at_QU = row_Q1 * out_stride + head * D_V + column_U[None, :]
     grad_QU = tl.load(grad + at_QU, is_row_Q[:, None], 0.0)
     out_QU = tl.load(out + at_QU, is_row_Q[:, None], 0.0)
-    along_Q = tl.sum(grad_QU.to(tl.float32) * out_QU.to(tl.float32), 1)
-    tl.store(along_out + head * n_queries + row_Q, along_Q, is_row_Q)
+    # The gradient of the softmax needs this sum of gradient times output, as in FlashAttention.
+    delta_Q = tl.sum(grad_QU.to(tl.float32) * out_QU.to(tl.float32), 1)
+    tl.store(delta_out + head * n_queries + row_Q, delta_Q, is_row_Q)
     log_Z_Q = tl.load(log_Z_in + head * n_queries + row_Q, is_row_Q, 0.0)
     grad_query_QK = tl.zeros([Q, D_K], tl.float32)
-    begin = tl.min(tl.where(first_Q < last_Q, first_Q, NOWHERE))
+    begin = tl.min(tl.where(first_Q < last_Q, first_Q, PAST_ALL_KEYS))
     end = tl.max(last_Q)
     for start in range(begin, end, M):
         place_M = start + tl.arange(0, M)
@@ -313,7 +314,7 @@ def attend_backward_query_kernel(
         key_MK = tl.load(key + place_M1 * key_stride + head * D_K + column_K[None, :], is_key_M1, 0.0)
         value_MU = tl.load(value + place_M1 * value_stride + head * D_V + column_U[None, :], is_key_M1, 0.0)
         _, grad_score_QM = grad_score(
-            query_QK, key_MK, value_MU, grad_QU, log_Z_Q, along_Q, first_Q, last_Q, place_M, scale
+            query_QK, key_MK, value_MU, grad_QU, log_Z_Q, delta_Q, first_Q, last_Q, place_M, scale
         )
         grad_query_QK += tl.dot(grad_score_QM.to(key_MK.dtype), key_MK)
     grad_at_QK = grad_query + row_Q1 * grad_query_stride + head * D_K + column_K[None, :]
@@ -327,7 +328,7 @@ def attend_backward_key_kernel(
     value,
     grad,
     log_Z_in,
-    along_in,
+    delta_in,
     grad_key,
     grad_value,
     first_in,
@@ -357,7 +358,7 @@ def attend_backward_key_kernel(
     seen_first_M = tl.load(seen_first_in + place_M, is_key_M, 0)
     seen_last_M = tl.load(seen_last_in + place_M, is_key_M, 0)
     grad_key_MK, grad_value_MU = tl.zeros([M, D_K], tl.float32), tl.zeros([M, D_V], tl.float32)
-    begin = tl.min(tl.where(seen_first_M < seen_last_M, seen_first_M, NOWHERE))
+    begin = tl.min(tl.where(seen_first_M < seen_last_M, seen_first_M, PAST_ALL_KEYS))
     for start in range(begin, tl.max(seen_last_M), Q):
         row_Q = start + tl.arange(0, Q)
         is_row_Q = row_Q < n_queries
@@ -366,9 +367,9 @@ def attend_backward_key_kernel(
         query_QK = tl.load(query + row_Q1 * query_stride + head * D_K + column_K[None, :], is_row_Q[:, None], 0.0)
         grad_QU = tl.load(grad + row_Q1 * out_stride + head * D_V + column_U[None, :], is_row_Q[:, None], 0.0)
         log_Z_Q = tl.load(log_Z_in + head * n_queries + row_Q, is_row_Q, 0.0)
-        along_Q = tl.load(along_in + head * n_queries + row_Q, is_row_Q, 0.0)
+        delta_Q = tl.load(delta_in + head * n_queries + row_Q, is_row_Q, 0.0)
         weight_QM, grad_score_QM = grad_score(
-            query_QK, key_MK, value_MU, grad_QU, log_Z_Q, along_Q, first_Q, last_Q, place_M, scale
+            query_QK, key_MK, value_MU, grad_QU, log_Z_Q, delta_Q, first_Q, last_Q, place_M, scale
         )
         grad_value_MU += tl.dot(tl.trans(weight_QM.to(grad_QU.dtype)), grad_QU)
         grad_key_MK += tl.dot(tl.trans(grad_score_QM.to(query_QK.dtype)), query_QK)
@@ -402,19 +403,19 @@ def loss_kernel(
             column_C = start + tl.arange(0, C)
             tl.store(at + column_C, tl.zeros([C], tl.float32), column_C < N_COLUMNS)
     else:
-        top, sum_C, plain_sum_C = float("-inf"), tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
+        max_logit, sum_C, plain_sum_C = float("-inf"), tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
         for start in range(0, N_COLUMNS, C):
             column_C = start + tl.arange(0, C)
             is_in_C = column_C < N_COLUMNS
             x_C = tl.load(at + column_C, is_in_C, float("-inf")).to(tl.float32)
-            new_top = tl.maximum(top, tl.max(x_C))
-            sum_C = sum_C * tl.exp2((top - new_top) * LOG2_E) + tl.exp2((x_C - new_top) * LOG2_E)
+            new_max_logit = tl.maximum(max_logit, tl.max(x_C))
+            sum_C = sum_C * tl.exp2((max_logit - new_max_logit) * LOG2_E) + tl.exp2((x_C - new_max_logit) * LOG2_E)
             plain_sum_C += tl.where(is_in_C, x_C, 0.0)
-            top = new_top
-        log_Z = top + tl.log2(tl.sum(sum_C)) / LOG2_E
-        wanted = tl.load(at + target).to(tl.float32)
+            max_logit = new_max_logit
+        log_Z = max_logit + tl.log2(tl.sum(sum_C)) / LOG2_E
+        target_logit = tl.load(at + target).to(tl.float32)
         mean = tl.sum(plain_sum_C) / N_COLUMNS
-        tl.store(loss_out + row, log_Z - (1 - smoothing) * wanted - smoothing * mean)
+        tl.store(loss_out + row, log_Z - (1 - smoothing) * target_logit - smoothing * mean)
         factor = tl.load(factor_pointer)
         for start in range(0, N_COLUMNS, C):
             column_C = start + tl.arange(0, C)

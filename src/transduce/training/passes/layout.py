@@ -1,11 +1,12 @@
-"""How the tokens of a batch lie for a pass of training, and what the operations of `gpu.py` and `cpu.py` share.
+"""The layout of tokens in a training pass, and the types that `cuda.py` and `cpu.py` share.
 
-A GPU has them one sentence behind another in one long row, without padding: everything but attention treats tokens one
-by one, and attention is told from where to where each token may look. So a pass has one of a few shapes, whatever the
-lengths of sentences. On a CPU, where any shape will do, the row is that of the padded batch.
+On a GPU, the sentences of a pass are packed one after another in one long row, without padding. Only attention depends
+on the sentence of a token; it receives the span of positions that each token sees. So a few shapes serve all lengths of
+sentences. On a CPU any shape is equally good, and the row is the flattened padded batch.
 """
 
-# Axes: N tokens of either side, S source tokens, T target tokens, B sentences; K kinds of numbers; P places of dropout.
+# Axes: N tokens of either side, S source tokens, T target tokens, B sentences, K kinds of numbers, P places of dropout.
+# In attention: N queries, M attended positions.
 
 from __future__ import annotations
 
@@ -22,16 +23,15 @@ from transduce.config import ModelConfig
 
 Ints = NDArray[np.int32]
 Batch = Sequence[NDArray[np.int64]]
-"""Source, target as it goes in, target as it should come out: each a row for a sentence, padded."""
+"""source_BS, target_in_BT, target_out_BT: padded, one row per sentence."""
 
 
 class Dropout(NamedTuple):
-    """Dropout at one place of the model: its probability and key. Keys are on the device, so that a graph of kernels
-    that was recorded once can be replayed with others."""
+    """Dropout at one place of the model. Keys are on the device, so a CUDA graph can be replayed with new ones."""
 
     probability: float
     keys_P: Tensor
-    """int32, one for each place."""
+    """Random numbers, int32, one for each place."""
     place: int
 
     @property
@@ -40,11 +40,11 @@ class Dropout(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """Of what is kept."""
+        """The factor for values that are kept."""
         return 1 / (1 - self.threshold / 2**24)
 
-    def kept(self, shape: Sequence[int]) -> Tensor:
-        """What it keeps, times its factor: the slow twin of `kernels.is_kept`."""
+    def mask(self, shape: Sequence[int]) -> Tensor:
+        """The tensor to multiply with: 0 or `factor`. The slow twin of `kernels.is_kept`."""
         low = 2**32 - 1
         bits = (torch.arange(math.prod(shape), device=self.keys_P.device) * 0x9E3779B9) & low
         bits = (((bits ^ (bits >> 16)) * 0x85EBCA6B) & low) ^ (self.keys_P[self.place].long() & low)
@@ -59,40 +59,43 @@ class AttentionInputs(NamedTuple):
 
 
 class NormGradients(NamedTuple):
-    """Of weights, which the way back through Add & Norm adds to."""
+    """Gradients of weights, to which the backward pass of Add & Norm adds."""
 
     gain_D: Tensor
     bias_D: Tensor
     y_bias_D: Tensor | None
-    """Of a bias that was added to y before, where there was one."""
+    """The gradient of a bias that the layer before added to y. None if it added none."""
 
 
 class Side(NamedTuple):
-    """Of each token: its id and its place in the sentence."""
+    """The tokens of one side: ids, and positions in their sentences."""
 
     ids_N: Tensor
     position_N: Tensor
 
 
-class Given(NamedTuple):
-    """What a pass is given, on the device. Padding sees nothing that counts, and is seen by none."""
+class PassInputs(NamedTuple):
+    """The inputs of a pass, on the device. No token sees padding, and the loss ignores what padding sees."""
 
     source: Side
     target: Side
     target_out_T: Tensor
     encoder: Any
-    """Who sees whom, as the device wants it: `Sight` or `Padded`."""
+    """The visible positions in self-attention of the encoder: `PackedVisibility` or `PaddedVisibility`."""
     decoder: Any
+    """The same for self-attention of the decoder."""
     memory: Any
+    """The same for attention from the decoder to the memory."""
     keys_P: Tensor
-    """Of dropout."""
+    """Keys of dropout."""
 
 
 # For a GPU: packed
 
 
-class Sight(NamedTuple):
-    """Who sees whom: query n the keys from first to before last, key m is seen by queries likewise. int32."""
+class PackedVisibility(NamedTuple):
+    """Query n sees the keys from `first` to before `last`; key m is seen by the queries from `seen_first` to before
+    `seen_last`. int32."""
 
     first_N: Tensor
     last_N: Tensor
@@ -106,12 +109,12 @@ class Shape(NamedTuple):
 
 
 def pack(batches: Sequence[Batch], shape: Shape, seed: Sequence[int], config: ModelConfig) -> Ints:
-    """All that a pass is given, of any number of padded batches one behind another, in one row, as `unpack` wants it:
-    one copy brings it to the device."""
+    """Packs the inputs of a pass over any number of padded batches into one row, which one copy brings to the device.
+    `unpack` reverses it."""
     source, target = (_Spans.of([batch[side] != config.pad_id for batch in batches]) for side in (0, 2))
-    # Whatever is in the window of a token has the token in its own.
+    # A window is symmetric: a token sees exactly the tokens that see it.
     near = max(shape) if config.attention_window is None else config.attention_window // 2
-    of_source = [
+    source_rows = [
         source.tokens([source_BS for source_BS, _, _ in batches]),
         source.place_N - source.first_N,
         np.maximum(source.first_N, source.place_N - near),
@@ -119,7 +122,7 @@ def pack(batches: Sequence[Batch], shape: Shape, seed: Sequence[int], config: Mo
         target.first_B.repeat(source.length_B),
         target.last_B.repeat(source.length_B),
     ]
-    of_target = [
+    target_rows = [
         target.tokens([target_in_BT for _, target_in_BT, _ in batches]),
         target.tokens([target_out_BT for _, _, target_out_BT in batches]),
         target.place_N - target.first_N,
@@ -130,28 +133,29 @@ def pack(batches: Sequence[Batch], shape: Shape, seed: Sequence[int], config: Mo
         source.first_B.repeat(target.length_B),
         source.last_B.repeat(target.length_B),
     ]
-    key_P, n_of_source = keys(seed, config), len(of_source) * shape.n_source
-    packed = np.zeros(n_of_source + len(of_target) * shape.n_target + len(key_P), dtype=np.int32)
-    of_source_KS = packed[:n_of_source].reshape(len(of_source), -1)
-    of_target_KT = packed[n_of_source : -len(key_P)].reshape(len(of_target), -1)
-    of_source_KS[0], of_target_KT[:2], packed[-len(key_P) :] = config.pad_id, config.pad_id, key_P
-    for rows_KN, rows in ((of_source_KS, of_source), (of_target_KT, of_target)):
-        for row_N, row in zip(rows_KN, rows, strict=True):
-            row_N[: len(row)] = row
+    key_P, n_source_ints = keys(seed, config), len(source_rows) * shape.n_source
+    packed = np.zeros(n_source_ints + len(target_rows) * shape.n_target + len(key_P), dtype=np.int32)
+    source_rows_KS = packed[:n_source_ints].reshape(len(source_rows), -1)
+    target_rows_KT = packed[n_source_ints : -len(key_P)].reshape(len(target_rows), -1)
+    source_rows_KS[0], target_rows_KT[:2], packed[-len(key_P) :] = config.pad_id, config.pad_id, key_P
+    for packed_KN, rows in ((source_rows_KS, source_rows), (target_rows_KT, target_rows)):
+        for packed_N, row in zip(packed_KN, rows, strict=True):
+            packed_N[: len(row)] = row
     return packed
 
 
 def keys(seed: Sequence[int], config: ModelConfig) -> Ints:
-    """One for each place of dropout: the two sums of embeddings and all sub-layers."""
+    """One key for each place of dropout: the sums of embeddings and positions on both sides, and all sub-layers."""
     n = 2 + 2 * config.n_encoder_layers + 3 * config.n_decoder_layers
     return np.random.SeedSequence(seed).generate_state(n).view(np.int32)
 
 
 class _Spans(NamedTuple):
-    """Where sentences stand in the long row: each by its bounds, and each token by its place and its sentence's."""
+    """Where the sentences of one side lie in the packed row: the bounds of each sentence, and for each token its place
+    and the bounds of its sentence."""
 
     are_tokens: Sequence[NDArray[np.bool_]]
-    """In each padded batch."""
+    """For each padded batch: True for tokens, False for padding."""
     length_B: Ints
     first_B: Ints
     last_B: Ints
@@ -170,55 +174,59 @@ class _Spans(NamedTuple):
         return np.concatenate([ids_BN[is_token_BN] for ids_BN, is_token_BN in zip(ids, self.are_tokens, strict=True)])
 
 
-def unpack(ints: Tensor, shape: Shape) -> Given:
-    """Views of what `pack` made."""
-    of_source, of_target = 6 * shape.n_source, 9 * shape.n_target
-    source_S, position_S, first_S, last_S, heard_first_S, heard_last_S = ints[:of_source].view(6, shape.n_source)
+def unpack(ints: Tensor, shape: Shape) -> PassInputs:
+    """Returns views of the row that `pack` made."""
+    n_source_ints, n_target_ints = 6 * shape.n_source, 9 * shape.n_target
+    source_S, position_S, first_S, last_S, memory_seen_first_S, memory_seen_last_S = ints[:n_source_ints].view(
+        6, shape.n_source
+    )
     (
         target_in_T,
         target_out_T,
         position_T,
-        past_first_T,
-        past_last_T,
-        future_first_T,
-        future_last_T,
+        first_T,
+        last_T,
+        seen_first_T,
+        seen_last_T,
         memory_first_T,
         memory_last_T,
-    ) = ints[of_source : of_source + of_target].view(9, shape.n_target)
-    return Given(
+    ) = ints[n_source_ints : n_source_ints + n_target_ints].view(9, shape.n_target)
+    return PassInputs(
         source=Side(source_S, position_S),
         target=Side(target_in_T, position_T),
         target_out_T=target_out_T,
-        encoder=Sight(first_S, last_S, first_S, last_S),
-        decoder=Sight(past_first_T, past_last_T, future_first_T, future_last_T),
-        memory=Sight(memory_first_T, memory_last_T, heard_first_S, heard_last_S),
-        keys_P=ints[of_source + of_target :],
+        encoder=PackedVisibility(first_S, last_S, first_S, last_S),
+        decoder=PackedVisibility(first_T, last_T, seen_first_T, seen_last_T),
+        memory=PackedVisibility(memory_first_T, memory_last_T, memory_seen_first_S, memory_seen_last_S),
+        keys_P=ints[n_source_ints + n_target_ints :],
     )
 
 
 # For a CPU: padded
 
 
-class Padded(NamedTuple):
-    """Who sees whom in rows of equally long sentences. There is no window: padding would see nothing but padding."""
+class PaddedVisibility(NamedTuple):
+    """The visible positions in a padded batch. Windows are not supported: padding would see only padding, which gives
+    NaN."""
 
     n_sentences: int
     hidden_B11M: Tensor | None
-    """Minus infinity where a key is hidden, else 0. None: nothing is."""
+    """Minus infinity for keys that are padding, else 0. None if no key is hidden."""
     is_causal: bool
+    """A token sees no later token."""
 
 
-def padded(batch: Sequence[Tensor], seed: Sequence[int], config: ModelConfig, dtype: torch.dtype) -> Given:
+def padded_inputs(batch: Sequence[Tensor], seed: Sequence[int], config: ModelConfig, dtype: torch.dtype) -> PassInputs:
     source_BS, target_in_BT, target_out_BT = batch
     n_sentences, n_source, n_target = *source_BS.shape, target_in_BT.shape[1]
     is_hidden_B11S = (source_BS == config.pad_id)[:, None, None]
     hidden_B11S = torch.zeros(is_hidden_B11S.shape, dtype=dtype).masked_fill_(is_hidden_B11S, -torch.inf)
-    return Given(
+    return PassInputs(
         source=Side(source_BS.flatten(), torch.arange(n_source).repeat(n_sentences)),
         target=Side(target_in_BT.flatten(), torch.arange(n_target).repeat(n_sentences)),
         target_out_T=target_out_BT.flatten(),
-        encoder=Padded(n_sentences, hidden_B11S, False),
-        decoder=Padded(n_sentences, None, True),
-        memory=Padded(n_sentences, hidden_B11S, False),
+        encoder=PaddedVisibility(n_sentences, hidden_B11S, False),
+        decoder=PaddedVisibility(n_sentences, None, True),
+        memory=PaddedVisibility(n_sentences, hidden_B11S, False),
         keys_P=torch.from_numpy(keys(seed, config)),
     )

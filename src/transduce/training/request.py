@@ -1,0 +1,94 @@
+"""What the user requested: the checks before anything is written, and request.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transduce.config import PRESETS, override
+from transduce.data import corpora
+from transduce.errors import ConfigError, ModelFolderError
+from transduce.files import UNFINISHED, write_atomically
+from transduce.model_folder.format import load_config, model_folder
+from transduce.runtime import check_device
+from transduce.training.choices import check_passes
+
+REQUEST = "request.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The arguments of `transduce train` that decide the result, unchanged."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `corpora.choose`; empty if `prepared` names the data."""
+    prepared: str | None = None
+    keep_all: bool = False
+    vocab_size: int | None = None
+    size: str | None = None
+    budget: str | None = None
+    from_model: str | None = None
+    settings: list[str] = field(default_factory=list)
+    device: str | None = None
+    batch_tokens: str | None = None
+    deterministic: bool = False
+    passes: str | None = None
+
+
+def check_request(request: Request) -> None:
+    """Refuses what can be refused before anything is written."""
+    if request.size is not None and request.size not in PRESETS:
+        raise ConfigError(f"--size is {request.size!r}, must be one of {', '.join(PRESETS)}: or leave it out")
+    if request.budget is not None:
+        parse_budget(request.budget)
+    check_device(request.device)
+    check_passes(request.passes)
+    override(PRESETS[request.size or "small"](), settings_of(request))
+    if request.from_model is not None:
+        load_config(model_folder(Path(request.from_model)))
+    if request.prepared is None:
+        corpora.choose(**request.data)
+
+
+def settings_of(request: Request) -> list[str]:
+    """All settings, in order of application: `--set` comes last and so wins over other options."""
+    is_number = request.batch_tokens not in (None, "auto")
+    return [*([f"data.batch_tokens={request.batch_tokens}"] if is_number else []), *request.settings]
+
+
+def parse_budget(text: str) -> float:
+    """Seconds from a time such as 90s, 20m or 1.5h."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh])\s*", text)
+    if match is None or float(match[1]) == 0:
+        raise ConfigError(f"--budget is {text!r}, must be a time such as 90s, 20m or 2h: give one")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def claim(folder: Path, request: Request) -> None:
+    """Makes a new run folder with request.json. Refuses a folder of another request, or of something else."""
+    path, values = folder / REQUEST, json.loads(json.dumps(asdict(request)))
+    if path.exists():
+        # An older version wrote fewer fields; those that are missing had what is now the default.
+        known = json.loads(json.dumps(asdict(Request()))) | read_json(path)
+        if differing := [name for name in values if values[name] != known[name]]:
+            raise ConfigError(
+                f"{folder} holds a run with other arguments ({', '.join(differing)} differ): repeat its command to "
+                "resume it, or choose another --out"
+            )
+    elif folder.exists() and any(not inside.name.endswith(UNFINISHED) for inside in folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty and is not a training run: choose another --out")
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(values, indent=2) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads request.json or result.json."""
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ModelFolderError(f"{path} cannot be read: the run is damaged, start another one") from None
+    return values
