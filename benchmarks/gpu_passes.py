@@ -141,8 +141,8 @@ def check_dropout() -> dict[str, Any]:
     """What compiled kernels drop is what their slow twin says."""
     dropout = Dropout(0.3, torch.tensor([5, -123456789], dtype=torch.int32, device=DEVICE), 1)
     x_ND = torch.ones(1000, 500, device=DEVICE)
-    is_same = torch.equal(cuda.drop(x_ND, dropout), dropout.kept(x_ND.shape).float())
-    return {"check": "dropout", "share_kept": float((dropout.kept(x_ND.shape) > 0).float().mean()), "passed": is_same}
+    is_same = torch.equal(cuda.drop(x_ND, dropout), dropout.mask(x_ND.shape).float())
+    return {"check": "dropout", "share_kept": float((dropout.mask(x_ND.shape) > 0).float().mean()), "passed": is_same}
 
 
 def synthetic(config: RunConfig, n_tokens: int, n_steps: int = 30) -> dict[str, Any]:

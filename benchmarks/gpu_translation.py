@@ -1,6 +1,6 @@
-"""Translation on a GPU: how many lines change with the size of the batch, in float32 and in bfloat16, and how fast.
+"""Translation on a GPU: its speed, and the number of lines that change with the batch size, in float32 and bfloat16.
 
-Steps recorded as graphs beside their slow twin, the model.
+Compares decoder steps that are recorded as CUDA graphs with plain steps of the model.
 
 python -m benchmarks.gpu_translation --run RUN --source FILE --reference FILE --out benchmarks/results/...json
 """
@@ -27,8 +27,8 @@ def main() -> None:
     parser.add_argument("--source", type=Path, required=True)
     parser.add_argument("--reference", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--batch-sizes", default="8,64,512")
-    parser.add_argument("--lines", type=int)
+    parser.add_argument("--batch-sizes", default="8,64,512", help="Comma-separated batch sizes.")
+    parser.add_argument("--lines", type=int, help="Translate only the first N lines. Default: all.")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     sources, references = (read_text(path)[: options.lines] for path in (options.source, options.reference))
@@ -39,11 +39,11 @@ def main() -> None:
             dtype: torch.dtype = getattr(torch, name)
             translator = Translator.load(options.run, device=options.device, dtype=dtype, batch_size=batch_size)
             translator.stepper = translator.model if by_model else RecordedStepper(translator.model)
-            translator.translate(sources)  # to warm up
+            translator.translate(sources)  # warm-up
             start = time.perf_counter()
-            found = translator.translate(sources)
+            translations = translator.translate(sources)
             seconds = time.perf_counter() - start
-            texts = [translation.text for translation in found]
+            texts = [translation.text for translation in translations]
             score = bleu(texts, references, 0)
             rows.append(
                 {
@@ -53,9 +53,9 @@ def main() -> None:
                     "sentences_per_second": len(texts) / seconds,
                     "changed": sum(a != b for a, b in zip(texts, first.setdefault(name, texts), strict=True)),
                     "changed_and_not_flagged": sum(
-                        a.text != b and "close" not in a.flags for a, b in zip(found, first[name], strict=True)
+                        a.text != b and "close" not in a.flags for a, b in zip(translations, first[name], strict=True)
                     ),
-                    "flagged_close": sum("close" in translation.flags for translation in found),
+                    "flagged_close": sum("close" in translation.flags for translation in translations),
                     "other_than_float32": sum(a != b for a, b in zip(texts, first["float32"], strict=True)),
                     "bleu": score.value,
                     "signature": score.signature,

@@ -1,10 +1,9 @@
-"""Training on real text through `transduce train`: target tokens a second, with all that belongs to a run.
+"""Target tokens per second of whole runs of `transduce train` on real text, with logging, validation and checkpoints.
 
     python -m benchmarks.train_real --prepared FOLDER --size base --out benchmarks/results/train_real_base_h200.json
 
-The passes written out, and the plain ones as their slow twin: the same seed and steps, so that the validation
-loss of one can be held to the other's. Tokens a second, padding not counted, are the median over the log after the
-first third.
+Compares the written passes with the plain ones, at the same seed and number of steps, so that their validation losses
+can be compared. Tokens per second do not include padding. The value is the median of the log after the first third.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.passport import passport, write_result
-from transduce.training.run import LOG, Settled, read_log
+from transduce.training.journal import LOG, read_log
+from transduce.training.settle import Settled
 
 
 def main() -> None:
@@ -29,16 +29,16 @@ def main() -> None:
     parser.add_argument("--size", default="base")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--ways", nargs="+", default=["written", "plain"], choices=["written", "plain"])
-    parser.add_argument("--set", nargs="*", default=[], help="Settings of the run.")
+    parser.add_argument("--set", nargs="*", default=[], help="Settings of the run, as for transduce.")
     parser.add_argument("--device")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     result: dict[str, Any] = {"benchmark": "train_real", "size": options.size, "steps": options.steps, "ways": {}}
     for way in options.ways:
-        with tempfile.TemporaryDirectory() as place:
-            result["ways"][way], settled = run(options, way, Path(place) / "run")
+        with tempfile.TemporaryDirectory() as folder:
+            result["ways"][way], settled = run(options, way, Path(folder) / "run")
         print(json.dumps({way: result["ways"][way]}), flush=True)
-        if options.out:  # after each: the device may be gone before the next has ended
+        if options.out:  # after each run, because the time on a GPU may end
             write_result(options.out, result | passport(settled.config, settled.choices.device))
 
 
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, way: str, folder: Path) -> tuple[dict[str, 
     settings = [
         f"train.max_steps={options.steps}",
         f"train.checkpoint_steps={max(1, options.steps // 4)}",
-        # So few steps want the rate of equation 3 sooner, and a fifth of it: 5e-4 at its peak for base in 600 steps.
+        # A short run needs a short warm-up and a fifth of the rate of equation 3: the peak is 5e-4 for base in 600 steps.
         f"train.warmup_steps={max(1, options.steps // 2)}",
         "train.rate_factor=0.2",
         "train.clip_norm=1",

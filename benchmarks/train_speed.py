@@ -1,18 +1,18 @@
-"""Target tokens per second in training, ours beside peers: the same batch, loss and optimiser, side by side in one run.
+"""Target tokens per second in training, compared with peers on the same batch, loss and optimiser in one run.
 
     python benchmarks/train_speed.py --quick                          # two cores, small, within two minutes
     python benchmarks/train_speed.py --size base
     python benchmarks/train_speed.py --size base --device cuda        # one GPU
 
-Each way is a process of its own: they take turns, round after round, so that a noisy machine is noisy to all. A peer
-runs in float32 or bf16, whichever is faster here (on a GPU: bf16, eager and compiled). On a CPU the fastest peer then
-takes turns with ours once more, with the memory allocator set as our trainer sets it. The last line is
-`ratio R (low-high)`: ours over the fastest peer as it comes, the median of the rounds, the lowest and the highest.
-Synthetic ids, no padding. Peers that are not installed are left out (JoeyNMT: `pip install --no-deps joeynmt`, for its
-pins are old; then what its import asks for).
+Each program has its own process. The processes take turns in every round, so that noise of the machine affects all of
+them equally. Each program runs in the faster of float32 and bf16 (on a GPU: in bf16, the faster of eager and compiled).
+On a CPU, the fastest peer is then compared again with the memory allocator settings of our trainer. The last line is
+`ratio R (low-high)`: our speed divided by that of the fastest peer with default settings, as the median, the lowest and
+the highest value of all rounds. Ids are synthetic, without padding. Peers that are not installed are omitted. To install
+JoeyNMT, use `pip install --no-deps joeynmt`, because its version pins are old, and then the packages that it imports.
 """
 
-# ruff: noqa: E402  # the path must be set before what lies on it is imported
+# ruff: noqa: E402  # the path must be set before the imports that need it
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-sys.path[:0] = [str(Path(__file__).parents[1])]  # so that it can be run as a file too
+sys.path[:0] = [str(Path(__file__).parents[1])]  # lets this file run as a script
 
 import torch
 import typer
@@ -47,27 +47,29 @@ from transduce.training.recipe import adam, loss
 LENGTH = 32
 OURS = "ours"
 N_TRIES = 3
-"""Steps by which a way is chosen: one alone is noise."""
+"""Number of steps that select the fastest way of a program: a single step is too noisy."""
 
 
 @dataclass(frozen=True)
 class Way:
+    """A program and its settings."""
+
     name: str
     dtype: str = "float32"
     compiled: bool = False
     keeps_memory: bool = False
-    """The allocator as our trainer sets it."""
+    """With the allocator settings of our trainer."""
 
     def __str__(self) -> str:
         extras = [self.dtype, *["compiled"] * self.compiled, *["keeps memory"] * self.keeps_memory]
         return f"{self.name} ({', '.join(extras)})"
 
 
-# In the process of a way
+# In the process of a worker
 
 
 def work(task: dict[str, Any]) -> None:
-    """Reads how many steps to take, line by line, and answers with the seconds that they took."""
+    """Read a number of steps from each line, and answer with the seconds that they took."""
     way, config, device = Way(**task["way"]), PRESETS[task["size"]](), task["device"]
     if way.keeps_memory:
         keep_memory()
@@ -91,7 +93,7 @@ def make_step(way: Way, config: RunConfig, device: str, tokens: int) -> Callable
             p.grad = torch.zeros_like(p)
         n_threads = torch.get_num_threads()
         choices = Choices(device, "float32", n_threads, ids[0].numel(), False, "written")
-        choices.apply()
+        choices.configure_process()
         all_threads = choices.all_threads
         passes = written_passes(model, LENGTH, dtype, ids[0].numel(), config.train.label_smoothing, n_threads)
 
@@ -133,7 +135,7 @@ def seconds(step: Callable[[], None], n: int, device: str) -> float:
     return time.perf_counter() - began
 
 
-# Beside them
+# In the main process
 
 
 class Worker(turns.Worker):
@@ -142,26 +144,26 @@ class Worker(turns.Worker):
         super().__init__(__file__, {"way": asdict(way), "size": size, "device": device, "tokens": tokens})
 
     def warm_up(self, n_steps: int) -> None:
-        """Begins with it: the answer is still to come."""
+        """Start the warm-up without waiting for its end."""
         self.begin(n_steps)
         self.is_warm = True
 
     def speed(self, n_steps: int) -> float | None:
-        """Target tokens per second; None where the process has died, as some precisions do on some machines."""
-        spent = self.ask(n_steps)
-        return None if spent is None else self.tokens * n_steps / float(spent)
+        """Target tokens per second, or None if the process has died: some precisions crash on some machines."""
+        seconds_spent = self.request(n_steps)
+        return None if seconds_spent is None else self.tokens * n_steps / float(seconds_spent)
 
 
 def installed(names: list[str]) -> list[str]:
-    """Those whose package is here; a line for each that is left out."""
-    absent = [name for name in names if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None]
-    for name in absent:
+    """The peers whose package is installed. Print a line for each other one."""
+    missing = [name for name in names if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None]
+    for name in missing:
         print(f"without {name}: {PACKAGES[name]} is not installed", flush=True)
-    return [name for name in names if name not in absent]
+    return [name for name in names if name not in missing]
 
 
 def candidates(name: str, device: str, keeps_memory: bool) -> list[Way]:
-    """The ways of which the fastest takes part."""
+    """The ways of a program. Only the fastest of them takes part in the comparison."""
     if device == "cuda":
         return [Way(name, "bfloat16")] + [Way(name, "bfloat16", compiled=True)] * (name != OURS)
     return [Way(name, dtype, keeps_memory=keeps_memory) for dtype in ("float32", "bfloat16")]
@@ -172,56 +174,60 @@ def best(speeds: list[float | None]) -> float | None:
 
 
 def fastest(workers: list[Worker], n_warm: int) -> Worker | None:
-    """The others are ended."""
-    found: tuple[float, Worker] | None = None
+    """The fastest of the workers. The others are ended."""
+    result: tuple[float, Worker] | None = None
     for worker in workers:
         if not worker.is_warm:
             worker.warm_up(n_warm)
         worker.answer()
         speed = best([worker.speed(1) for _ in range(N_TRIES)])
-        said = "does not run here" if speed is None else f"{speed:,.0f} tokens/s in its best step of {N_TRIES}"
-        print(f"  {worker.way}: {said}", flush=True)
-        if speed is None or (found is not None and found[0] >= speed):
+        summary = "does not run here" if speed is None else f"{speed:,.0f} tokens/s in its best step of {N_TRIES}"
+        print(f"  {worker.way}: {summary}", flush=True)
+        if speed is None or (result is not None and result[0] >= speed):
             worker.end()
             continue
-        if found is not None:
-            found[1].end()
-        found = speed, worker
-    return None if found is None else found[1]
+        if result is not None:
+            result[1].end()
+        result = speed, worker
+    return None if result is None else result[1]
 
 
 def fastest_of_each(ways: list[list[Way]], size: str, device: str, tokens: int, n_warm: int) -> list[Worker]:
-    """Of each list one, where any runs. On a GPU they are compiled beside each other, which takes cores alone."""
+    """The fastest worker of each list, if any of them runs. On a GPU, all ways are compiled at the same time, because
+    compilation uses only CPU cores."""
 
-    def started(some: list[Way]) -> list[Worker]:
-        return [Worker(way, size, device, tokens) for way in some]
+    def start(ways_of_one: list[Way]) -> list[Worker]:
+        return [Worker(way, size, device, tokens) for way in ways_of_one]
 
-    at_once = [started(some) for some in ways] if device == "cuda" else []
-    for worker in (worker for some in at_once for worker in some if worker.way.compiled):
+    started = [start(ways_of_one) for ways_of_one in ways] if device == "cuda" else []
+    for worker in (worker for workers in started for worker in workers if worker.way.compiled):
         worker.warm_up(n_warm)
-    found = [fastest(at_once[i] if at_once else started(some), n_warm) for i, some in enumerate(ways)]
-    return [worker for worker in found if worker is not None]
+    selected = [fastest(started[i] if started else start(ways_of_one), n_warm) for i, ways_of_one in enumerate(ways)]
+    return [worker for worker in selected if worker is not None]
 
 
 def take_turns(workers: list[Worker], rounds: int, n_steps: int) -> dict[str, list[float]]:
-    """Target tokens per second of each, one figure a round."""
+    """Target tokens per second of each worker, one value per round."""
     speeds: dict[str, list[float]] = {str(one.way): [] for one in workers}
     for _ in range(rounds):
         for one in workers:
             speed = one.speed(n_steps)
             assert speed is not None, f"{one.way} has died"
             speeds[str(one.way)].append(speed)
-    for way, of in sorted(speeds.items(), key=lambda item: -statistics.median(item[1])):
-        print(f"{way:44} {statistics.median(of):12,.0f} target tokens/s ({min(of):,.0f}-{max(of):,.0f})", flush=True)
+    for way, values in sorted(speeds.items(), key=lambda item: -statistics.median(item[1])):
+        median = statistics.median(values)
+        print(f"{way:44} {median:12,.0f} target tokens/s ({min(values):,.0f}-{max(values):,.0f})", flush=True)
     return speeds
 
 
 def main(
-    size: Annotated[str, typer.Option(help=", ".join(PRESETS))] = "small",
+    size: Annotated[str, typer.Option(help=f"The size of the model: {', '.join(PRESETS)}.")] = "small",
     device: str = "cuda" if torch.cuda.is_available() else "cpu",
-    tokens: Annotated[int | None, typer.Option(help="Target tokens in a batch.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Target tokens per batch. Default: 4096 on a CPU, 25600 on a GPU.")
+    ] = None,
     rounds: int = 7,
-    quick: Annotated[bool, typer.Option(help="Fewer rounds and peers.")] = False,
+    quick: Annotated[bool, typer.Option(help="Use fewer rounds and peers.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
 ) -> None:
@@ -252,19 +258,19 @@ def main(
         "ratio": turns.ratio(speeds[str(ours.way)], speeds[str(peer.way)]),
     }
     if not on_gpu:
-        print("with the allocator set alike:")
-        for alike in start([[replace(peer.way, keeps_memory=True)]]):
-            again = take_turns([ours, alike], rounds, n_steps)
-            alike.end()
+        print("with the same allocator settings:")
+        for same_settings in start([[replace(peer.way, keeps_memory=True)]]):
+            again = take_turns([ours, same_settings], rounds, n_steps)
+            same_settings.end()
             result["keeping_memory"] = {
                 "target_tokens_per_second": again,
-                "ratio": turns.ratio(again[str(ours.way)], again[str(alike.way)]),
+                "ratio": turns.ratio(again[str(ours.way)], again[str(same_settings.way)]),
             }
             print("{:.2f} ({:.2f}-{:.2f})".format(*result["keeping_memory"]["ratio"]))
     ours.end()
     if out is not None:
         write_result(out, result | passport(PRESETS[size](), device))
-    print(f"{ours.way} over {peer.way}:")
+    print(f"{ours.way} relative to {peer.way}:")
     print("ratio {:.2f} ({:.2f}-{:.2f})".format(*result["ratio"]))
 
 

@@ -1,4 +1,4 @@
-"""Programs that take turns: each is a process of its own, so that none is in another's way and noise meets all."""
+"""Programs that are measured in turns. Each has its own process, and noise of the machine affects all of them equally."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 
 class Worker:
-    """A script called with `--worker`. It reads its task, a line of JSON, and then answers line by line."""
+    """A script called with `--worker`. It reads its task, one line of JSON, and then answers each request line by line."""
 
     def __init__(self, script: str, task: dict[str, Any]) -> None:
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # for as long as the process is
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # open until `end`
         self.process = subprocess.Popen(
             [sys.executable, script, "--worker"],
             stdin=subprocess.PIPE,
@@ -23,23 +23,24 @@ class Worker:
             stderr=self.errors,
             text=True,
         )
-        self._tell(task)
+        self._send(task)
 
-    def _tell(self, what: Any) -> None:
+    def _send(self, message: Any) -> None:
         assert self.process.stdin is not None
-        print(json.dumps(what), file=self.process.stdin, flush=True)
+        print(json.dumps(message), file=self.process.stdin, flush=True)
 
-    def ask(self, question: Any) -> Any | None:
-        """None where the process has died, whose last words are then printed."""
-        self.begin(question)
+    def request(self, request: Any) -> Any | None:
+        """Send a request and return its answer. If the process has died, print its last error lines and return None."""
+        self.begin(request)
         return self.answer()
 
-    def begin(self, question: Any) -> None:
-        with contextlib.suppress(OSError):  # who has died has no answer either
-            self._tell(question)
+    def begin(self, request: Any) -> None:
+        """Send a request without waiting for its answer."""
+        with contextlib.suppress(OSError):  # `answer` reports a process that has died
+            self._send(request)
 
     def answer(self) -> Any | None:
-        """To the first question that has none yet."""
+        """The answer to the oldest request without one."""
         assert self.process.stdout is not None
         try:
             return json.loads(self.process.stdout.readline())
@@ -56,6 +57,6 @@ class Worker:
 
 
 def ratio(ours: list[float], theirs: list[float]) -> list[float]:
-    """Of figures that were measured in turns: the median, the lowest and the highest."""
-    found = sorted(a / b for a, b in zip(ours, theirs, strict=True))
-    return [statistics.median(found), found[0], found[-1]]
+    """The median, the lowest and the highest ratio of values that were measured in turns."""
+    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    return [statistics.median(ratios), ratios[0], ratios[-1]]

@@ -1,9 +1,9 @@
-"""How wrong word alignment is, on sentences that people aligned: the NAACL 2003 Hansards, French and English.
+"""The error rate of word alignment against manual alignments: the NAACL 2003 Hansards, French and English.
 
 python -m experiments.alignment_error --run RUN --data FOLDER --out experiments/results/alignment_error_hansards.json
 
-FOLDER holds test.en, test.fr and test.gold, packed or not. The heads that the model's folder names are scored, and
-beside them every layer and every single head, which shows how good a choice without gold was.
+FOLDER holds test.en, test.fr and test.gold, compressed or not. The script scores the heads that the model folder
+names, and also every layer and every single head. The comparison shows how good a choice without gold alignments was.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH = 16
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, required=True, help="trained from French to English")
+    parser.add_argument("--run", type=Path, required=True, help="a run trained from French to English")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
@@ -39,12 +39,12 @@ def main() -> None:
 
 
 def read(path: Path) -> list[str]:
-    found = path if path.exists() else find_packed(path, "the NAACL 2003 shared task on word alignment")
-    return [line.decode() for line in read_lines(found)]
+    file = path if path.exists() else find_packed(path, "the NAACL 2003 shared task on word alignment")
+    return [line.decode() for line in read_lines(file)]
 
 
 def parse_gold(line: str) -> tuple[set[Link], set[Link]]:
-    """Sure and possible links, (French, English), counted from 0. The file has (English, French) from 1."""
+    """Sure and possible links as (French, English), counted from 0. The file has (English, French), counted from 1."""
     links: dict[str, set[Link]] = {"-": set(), "p": set()}
     for english, kind, french in re.findall(r"(\d+)([-p])(\d+)", line):
         links[kind].add((int(french) - 1, int(english) - 1))
@@ -56,24 +56,24 @@ def measure(translator: Translator, french: list[str], english: list[str], gold:
     words = [[words_of(translator.subwords.pieces(side)) for side in pair] for pair in pairs]
     sure, possible = zip(*map(parse_gold, gold), strict=True)
     n_layers, n_heads = translator.config.model.n_decoder_layers, translator.config.model.n_heads
-    ways: set[tuple[int, int, tuple[int, ...]]] = {
+    candidates: set[tuple[int, int, tuple[int, ...]]] = {
         (layer, shift, (h,)) for layer in range(n_layers) for shift in (0, 1) for h in range(n_heads)
     }
-    ways |= {(layer, shift, tuple(range(n_heads))) for layer in range(n_layers) for shift in (0, 1)}
+    candidates |= {(layer, shift, tuple(range(n_heads))) for layer in range(n_layers) for shift in (0, 1)}
     if (chosen := translator.heads) is not None:
-        ways.add((chosen.layer, chosen.shift, chosen.heads))
-    found: dict[Any, list[set[Link]]] = {way: [] for way in ways}
+        candidates.add((chosen.layer, chosen.shift, chosen.heads))
+    links_by_candidate: dict[Any, list[set[Link]]] = {candidate: [] for candidate in candidates}
     for first in range(0, len(pairs), BATCH):
-        some = pairs[first : first + BATCH]
+        batch = pairs[first : first + BATCH]
         with torch.no_grad():
-            weight_LBHTS = memory_attention(translator.model, some, translator.device).float().cpu()
-        for b, (source, target) in enumerate(some):
+            weight_LBHTS = memory_attention(translator.model, batch, translator.device).float().cpu()
+        for b, (source, target) in enumerate(batch):
             source_words, target_words = words[first + b]
-            for layer, shift, heads in ways:
+            for layer, shift, heads in candidates:
                 weight_TS = weight_LBHTS[layer, b, list(heads)].mean(0)[shift:][: len(target), : len(source) + 1]
-                found[layer, shift, heads].append(set(word_links(weight_TS, source_words, target_words)))
-    errors = {way: error_rate(links, sure, possible) for way, links in found.items()}
-    best = min(errors, key=lambda way: errors[way])
+                links_by_candidate[layer, shift, heads].append(set(word_links(weight_TS, source_words, target_words)))
+    errors = {candidate: error_rate(links, sure, possible) for candidate, links in links_by_candidate.items()}
+    best = min(errors, key=lambda candidate: errors[candidate])
     lexical = [
         {(s[i], t[j]) for i, j in links if s[i] is not None and t[j] is not None}
         for links, (s, t) in zip(lexical_links(pairs), words, strict=True)

@@ -1,13 +1,14 @@
-"""The translator that comes with the package, from Tatoeba's German and English (CC-BY 2.0), in three commands:
+"""Makes the bundled model from the German and English sentences of Tatoeba (CC-BY 2.0), in three commands:
 
     python -m experiments.bundled_model split --data-root FOLDER --work WORK
     python -m experiments.bundled_model train --work WORK
     python -m experiments.bundled_model pack --work WORK
 
-and `depths`, which measures on the validation text how many layers each side should have. `split` holds out sentences
-for validation and test: of each only one translation, and nothing in training has the German or the English of any.
-`train` calls `transduce train`, three minutes on one H200. `pack` halves the weights' precision, scores the result on
-the test, and puts it into the package. FOLDER is as `transduce prepare` takes it.
+A fourth command, `depths`, compares numbers of encoder and decoder layers on the validation text. `split` holds out
+sentences for validation and test, each with only one translation. No held-out German or English sentence occurs in the
+training text. `train` calls `transduce train` and takes three minutes on one H200. `pack` converts the weights to
+float16, scores the model on the test text and writes it into the package. FOLDER is the same as for
+`transduce prepare --data-root`.
 """
 
 from __future__ import annotations
@@ -58,20 +59,20 @@ DEPTHS: dict[str, list[int | str]] = {
     "6+2 at half the rate": [6, 2, "train.rate_factor=0.5"],
     "6+2 pre-norm": [6, 2, "model.norm=pre"],
 }
-"""Layers of the encoder and of the decoder, then settings. Post-norm stacks diverge the sooner the deeper they are."""
+"""Encoder layers, decoder layers, then other settings. The deeper a post-norm stack is, the sooner it diverges."""
 CARD_TEXT = """# {name}
 
-German to English, for short everyday sentences. It is what `transduce translate` takes when it is given no model.
+German to English, for short everyday sentences. This is the bundled model: `transduce translate` uses it by default.
 
-- **Model**: {n_parameters:,} parameters, {config.n_encoder_layers} and {config.n_decoder_layers} layers \
-{config.d_model} wide, {config.n_heads} heads, {config.d_ff} in the feed-forward networks, \
-{config.source_vocab_size:,} subwords for both languages; weights kept in float16, {size:.1f} MB.
+- **Model**: {n_parameters:,} parameters, {config.n_encoder_layers} encoder layers, {config.n_decoder_layers} decoder \
+layers, d_model {config.d_model}, {config.n_heads} heads, d_ff {config.d_ff}, \
+{config.source_vocab_size:,} subwords for both languages; weights stored in float16, {size:.1f} MB.
 - **Trained** for {seconds:.0f} s on a GPU ({steps:,} steps, {target_tokens:,} target tokens) on {n_train:,} pairs of \
-Tatoeba, whose English and German sentences are not in the validation and test sets.
+Tatoeba. No English or German sentence of these pairs is in the validation or test set.
 - **Scores** on {n_sentences:,} held-out sentences (`heldout.de.xz`, `heldout.en.xz`), beam {beam}, 95 % intervals: \
-{scores}. By `transduce evaluate`; more is in `card.json`.
-- **Not for**: long or technical text, names, numbers that matter. It has never seen a sentence of more than \
-{longest} subwords, and cuts longer text into pieces.
+{scores}. Measured by `transduce evaluate`; `card.json` has the details.
+- **Not for**: long or technical text, names, or numbers that matter. Its longest training sentence has \
+{longest} subwords; longer text is split.
 - **Licence**: the data is CC-BY 2.0 (https://creativecommons.org/licenses/by/2.0). Attribution: \
 www.manythings.org/anki and tatoeba.org (file of 2018-05-13).
 
@@ -86,18 +87,18 @@ Made by:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    for do in (split, train, pack, depths):
-        command = commands.add_parser(do.__name__)
-        command.set_defaults(do=do)
+    for function in (split, train, pack, depths):
+        command = commands.add_parser(function.__name__)
+        command.set_defaults(function=function)
         command.add_argument("--work", type=Path, required=True)
-        if do is depths:
+        if function is depths:
             command.add_argument("--steps", type=int, default=8000)
-            command.add_argument("--beside", type=int, default=len(DEPTHS), help="Runs at once.")
+            command.add_argument("--beside", type=int, default=len(DEPTHS), help="Number of simultaneous runs.")
             command.add_argument("--out", type=Path, required=True)
-        if do is split:
+        if function is split:
             command.add_argument("--data-root", type=Path, required=True)
     options = parser.parse_args()
-    options.do(options)
+    options.function(options)
 
 
 def split(options: argparse.Namespace) -> None:
@@ -108,14 +109,14 @@ def split(options: argparse.Namespace) -> None:
     test, valid = set(ranked[:N_HELD_OUT]), set(ranked[N_HELD_OUT : 2 * N_HELD_OUT])
     parts = {
         "train": [pair for pair, group in zip(pairs, group_of, strict=True) if group not in test | valid],
-        "valid": [pairs[group] for group in ranked if group in valid],  # a group is named after its first pair
+        "valid": [pairs[group] for group in ranked if group in valid],  # a group's number is that of its first pair
         "test": [pairs[group] for group in ranked if group in test],
     }
     options.work.mkdir(parents=True, exist_ok=True)
-    for name, own in parts.items():
+    for name, pairs_of_part in parts.items():
         for side, language in enumerate(LANGUAGES):
-            (options.work / f"{name}.{language}").write_bytes(b"".join(pair[side] + b"\n" for pair in own))
-        print(f"{name}: {len(own):,} pairs")
+            (options.work / f"{name}.{language}").write_bytes(b"".join(pair[side] + b"\n" for pair in pairs_of_part))
+        print(f"{name}: {len(pairs_of_part):,} pairs")
     files = {name: [str(options.work / f"{name}.{language}") for language in LANGUAGES] for name in parts}
     command = [sys.executable, "-m", "transduce", "prepare", *files["train"], "--valid", *files["valid"]]
     command += ["--vocab-size", str(VOCABULARY), "--out", str(options.work / "prepared")]
@@ -134,17 +135,17 @@ def train_with(settings: list[str], prepared: Path, run: Path, *flags: str) -> N
 
 
 def depths(options: argparse.Namespace) -> None:
-    """Fewer steps than `train`'s, side by side."""
+    """Train all depths side by side, with fewer steps than `train`, and score each on the validation text."""
 
     def run_one(name: str) -> Path:
         layers = [f"model.n_{side}_layers={n}" for side, n in zip(("encoder", "decoder"), DEPTHS[name], strict=False)]
         settings = [*TRAIN, f"train.max_steps={options.steps}", *layers, *map(str, DEPTHS[name][2:])]
-        run = Path(place) / name.replace(" ", "_")
+        run = Path(folder) / name.replace(" ", "_")
         train_with(settings, options.work / "prepared", run, "--quiet")
         return run
 
     result: dict[str, Any] = {"experiment": "bundled_depths", "steps": options.steps, "models": {}}
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as folder:
         with ThreadPoolExecutor(options.beside) as pool:
             runs = dict(zip(DEPTHS, pool.map(run_one, DEPTHS), strict=True))
         for name, run in runs.items():
@@ -164,7 +165,7 @@ def depths(options: argparse.Namespace) -> None:
 def pack(options: argparse.Namespace) -> None:
     run = options.work / "run"
     model, config = load_model(run / MODEL)
-    assert override(config, TRAIN) == config, "it was trained with other settings"
+    assert override(config, TRAIN) == config, "the model was trained with other settings"
     subwords, (origin, heads) = Subwords.load(run / MODEL / SUBWORDS), load_origin(run / MODEL)
     if BUNDLED.exists():
         shutil.rmtree(BUNDLED)
@@ -200,8 +201,8 @@ def pack(options: argparse.Namespace) -> None:
 
 
 def groups(pairs: list[tuple[bytes, bytes]]) -> list[int]:
-    """Of each pair the first one that it hangs together with, by the same German or the same English, over any number
-    of steps."""
+    """For each pair, the number of the first pair in its group. Two pairs with the same German or the same English
+    sentence are in one group, and so are all pairs that a chain of such links connects."""
     parent = list(range(len(pairs)))
 
     def root(i: int) -> int:

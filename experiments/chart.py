@@ -1,4 +1,4 @@
-"""Charts as SVG, which a browser and GitHub show: results are looked at more than read."""
+"""Charts of results as SVG files, which a browser and GitHub display."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 640, 400
 LEFT, RIGHT, TOP, BOTTOM = 70, 150, 40, 50
-"""Margins: the names of lines stand on the right."""
+"""Margins in pixels. The right margin holds the names of the lines."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-"""Told apart by colour-blind people too (Okabe and Ito)."""
+"""The palette of Okabe and Ito, which colour-blind people can distinguish."""
 
 
 def line_chart(path: Path, title: str, x_name: str, y_name: str, lines: Mapping[str, Points]) -> None:
-    """Both axes logarithmic: growth that is proportional is a straight line."""
+    """Both axes are logarithmic, so that proportional growth is a straight line."""
     points = [point for line in lines.values() for point in line]
     xs, ys = ([math.log10(point[axis]) for point in points] for axis in (0, 1))
     x_low, x_high, y_low, y_high = min(xs), max(xs), math.floor(min(ys)), math.ceil(max(ys))
@@ -39,15 +39,16 @@ def line_chart(path: Path, title: str, x_name: str, y_name: str, lines: Mapping[
         drawn.append(text(across, HEIGHT - BOTTOM + 18, short(x), "middle"))
     for (name, line), colour in zip(lines.items(), COLOURS, strict=False):
         places = [place(*point) for point in line]
-        path_of = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        drawn.append(f'<path d="{path_of}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        path_data = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        drawn.append(f'<path d="{path_data}" fill="none" stroke="{colour}" stroke-width="2"/>')
         drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
         drawn.append(text(places[-1][0] + 8, places[-1][1] + 4, name, "start", colour=colour))
     path.write_text("\n".join([*drawn, "</svg>\n"]), encoding="utf-8")
 
 
 def dot_chart(path: Path, title: str, x_name: str, rows: Mapping[str, Sequence[float]], mark: float) -> None:
-    """A row for each name: all its values as dots, their mean as a stroke. `mark`: a line through all rows."""
+    """One row for each name, with its values as dots and their mean as a short vertical line. `mark` is the value of a
+    dashed line through all rows."""
     left, right, step = 210, 30, 22
     values = [value for row in rows.values() for value in row]
     low, high = (math.floor(min(*values, mark)), math.ceil(max(*values, mark)))
@@ -90,5 +91,5 @@ def text(x: float, y: float, words: str, anchor: str, size: int = 12, colour: st
 
 
 def short(x: float) -> str:
-    """25600 as 26k."""
+    """For example, 25.6k for 25600."""
     return next((f"{x / unit:.3g}{name}" for unit, name in ((1e6, "M"), (1e3, "k")) if x >= unit), f"{x:g}")

@@ -1,11 +1,11 @@
-"""A ladder of tasks on strings of letters: on each, a model that is right reaches a perfect score in a minute.
+"""Four tasks on strings of letters. A correct model reaches a perfect score on each task within about a minute.
 
     python -m experiments.copy_task --task map
-    python -m experiments.copy_task --task all --out experiments/results    # every rung, one JSON each
+    python -m experiments.copy_task --task all --out experiments/results    # all tasks, one JSON file each
 
-Copy keeps words and order, map changes the words, reorder and reverse change the order: from memory to translation.
-The loop is as small as it can be and still the paper's: its loss, Adam, schedule and average of the last checkpoints.
-Not in the paper: no dropout, since no string comes twice, and clipped gradients.
+Copy keeps symbols and order, map replaces the symbols, reorder and reverse change the order. Together they cover what
+translation needs. The training loop is minimal and uses the paper's loss, Adam, learning rate schedule and average of
+the last checkpoints. Not in the paper: dropout is 0, because no string occurs twice, and gradients are clipped.
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ from transduce.training.recipe import adam, learning_rate, loss
 
 LETTERS = string.ascii_lowercase
 MAPPED = "qwertyuiopasdfghjklzxcvbnm"
-"""What each letter becomes: the rows of a keyboard. None stays what it is, and no shift of the alphabet gives them."""
+"""The image of each letter: the rows of a keyboard. No letter maps to itself, and the map is not a shift of the
+alphabet."""
 FIRST_LETTER_ID = 3  # after padding, start and end
 CHECKPOINT_STEPS = 50
 BATCH_SIZE = 64
 CLIP_NORM = 1.0
 LONGEST = 12
 ALL = "all"
-"""In place of a task: every rung, from the lowest."""
+"""The value of --task that selects all tasks, from the easiest to the hardest."""
 
 
 class Task(StrEnum):
-    """In the order of the ladder."""
+    """From the easiest to the hardest."""
 
     copy = "copy"
     map = "map"
@@ -93,13 +94,14 @@ def copy_task(steps: int = 2000, seed: int = 1) -> RunConfig:
         d_v=16,
         dropout=0.0,
     )
-    # 20 checkpoints, as for the paper's big model: this small a model swings about its optimum for long.
+    # 20 checkpoints, as for the paper's big model: so small a model oscillates around its optimum for a long time.
     train = replace(config.train, max_steps=steps, warmup_steps=400, average_last=20, seed=seed)
     return replace(config, train=train)
 
 
 def train(task: Task, config: RunConfig, device: str, report: Callable[[int, float], None]) -> Transformer:
-    """The average of the last checkpoints. `report` is told the step and the loss per token at each of them."""
+    """Train a model and return the average of its last checkpoints. `report` receives the step and the loss per token
+    at each checkpoint."""
     torch.manual_seed(config.train.seed)
     rng = random.Random(config.train.seed)
     model = Transformer(config.model).to(device)
@@ -111,7 +113,7 @@ def train(task: Task, config: RunConfig, device: str, report: Callable[[int, flo
         loss_per_token = _loss(model, batch, config, device) / batch.n_target_tokens
         optimiser.zero_grad()
         loss_per_token.backward()
-        # Without it, one string in a thousand stayed wrong in some runs.
+        # Not in the paper. Without clipping, one string in a thousand stayed wrong in some runs.
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
         optimiser.step()
         if step % CHECKPOINT_STEPS == 0 or step == config.train.max_steps:
@@ -130,7 +132,7 @@ def _loss(model: Transformer, batch: Batch, config: RunConfig, device: str) -> t
 
 
 def draw(rng: random.Random, held_out: bool) -> list[int]:
-    """A random string. Which strings are held out is a property of the string, so training never sees one."""
+    """A random string. A hash of the string decides whether it is held out: training uses no held-out string."""
     while True:
         n = rng.randint(1, LONGEST)
         ids = [rng.randrange(FIRST_LETTER_ID, FIRST_LETTER_ID + len(LETTERS)) for _ in range(n)]
@@ -143,15 +145,15 @@ def pair(task: Task, ids: list[int]) -> tuple[list[int], list[int]]:
 
 
 def evaluate(model: Transformer, task: Task, config: RunConfig, device: str, n_strings: int = 1000) -> Score:
-    """Greedy search on distinct strings that training never saw."""
+    """The score of greedy search on distinct held-out strings."""
     rng = random.Random(0)
     strings: set[tuple[int, ...]] = set()
     while len(strings) < n_strings:
         strings.add(tuple(draw(rng, held_out=True)))
     pairs = [pair(task, list(ids)) for ids in sorted(strings)]
     source_BS = torch.from_numpy(make_batch(pairs, config.model).source_BS).to(device)
-    found = greedy(model, config.model, source_BS, config.decode.max_extra_tokens)
-    return Score(sum(ids == target for ids, (_, target) in zip(found, pairs, strict=True)), n_strings)
+    outputs = greedy(model, config.model, source_BS, config.decode.max_extra_tokens)
+    return Score(sum(ids == target for ids, (_, target) in zip(outputs, pairs, strict=True)), n_strings)
 
 
 def text(ids: list[int]) -> str:
@@ -159,7 +161,8 @@ def text(ids: list[int]) -> str:
 
 
 def show(console: Console, model: Transformer, task: Task, config: RunConfig) -> None:
-    """A few strings through PyTorch, and through NumPy from the saved folder; then where the last layer looks."""
+    """Print the outputs of the PyTorch model and of the NumPy model for a few strings, then the attention weights of
+    the last layer. The NumPy model reads the saved model folder."""
     model = model.cpu()
     pairs = [pair(task, draw(random.Random(seed), held_out=True)) for seed in range(5)]
     source_BS = make_batch(pairs, config.model).source_BS
@@ -174,7 +177,7 @@ def show(console: Console, model: Transformer, task: Task, config: RunConfig) ->
     for (source, target), a, b in zip(pairs, by_torch, by_numpy, strict=True):
         console.print(f"{text(source):14}{text(a):14}{text(b):14}{'' if a == b == target else '  wrong'}")
     source, target = max(pairs, key=lambda p: len(p[0]))
-    console.print("\nwhere the last decoder layer looks (down: output, across: input)")
+    console.print("\nmemory attention of the last decoder layer (rows: output, columns: input)")
     for line in attention_picture(model, config, source, target):
         console.print(line)
 
@@ -191,7 +194,7 @@ def attention_picture(model: Transformer, config: RunConfig, source: list[int], 
 
 
 def train_with_progress(task: Task, config: RunConfig, device: str) -> tuple[Transformer, list[tuple[int, float]]]:
-    """The model and its learning curve, under a live bar on a terminal, with plain lines elsewhere."""
+    """Returns the model and its learning curve. Shows a progress bar on a terminal and plain lines elsewhere."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     curve: list[tuple[int, float]] = []
@@ -207,8 +210,8 @@ def train_with_progress(task: Task, config: RunConfig, device: str) -> tuple[Tra
         return train(task, config, device, report), curve
 
 
-def climb(console: Console, task: Task, config: RunConfig, device: str, out: Path | None) -> Score:
-    """One rung: train, score, show, and write the result where `out` says."""
+def run_task(console: Console, task: Task, config: RunConfig, device: str, out: Path | None) -> Score:
+    """Train on one task, score the model, print examples and write the result to `out`."""
     n_parameters, steps = sum(p.numel() for p in Transformer(config.model).parameters()), config.train.max_steps
     console.print(f"Learning to {task} strings of 1 to {LONGEST} letters: {n_parameters:,} parameters, {steps} steps")
     began = time.monotonic()
@@ -233,34 +236,36 @@ def climb(console: Console, task: Task, config: RunConfig, device: str, out: Pat
     return score
 
 
-def rungs_of(task: str) -> list[Task]:
+def tasks_named(task: str) -> list[Task]:
     if task not in (*Task, ALL):
-        raise typer.BadParameter(f"no task is called {task}: {', '.join(Task)}, or {ALL}")
+        raise typer.BadParameter(f"unknown task {task}: choose one of {', '.join(Task)}, or {ALL}")
     return list(Task) if task == ALL else [Task(task)]
 
 
 def main(
-    task: Annotated[str, typer.Option(help=f"What to learn: {', '.join(Task)}, or {ALL}.")] = Task.copy.value,
+    task: Annotated[str, typer.Option(help=f"The task: {', '.join(Task)}, or {ALL}.")] = Task.copy.value,
     steps: Annotated[int, typer.Option(help="Optimiser steps.", min=1)] = copy_task().train.max_steps,
     seed: int = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    out: Annotated[Path | None, typer.Option(help=f"Write to this JSON file; for {ALL}, into this folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help=f"Write the result to this JSON file; with {ALL}, to this folder.")
+    ] = None,
 ) -> None:
     if device == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter("there is no CUDA device here: leave out --device")
-    rungs = rungs_of(task)
+        raise typer.BadParameter("this machine has no CUDA device: omit --device")
+    tasks = tasks_named(task)
     if task == ALL and out is not None and out.suffix:
-        raise typer.BadParameter(f"--out {out} is a file, {ALL} writes several: name a folder")
-    torch.set_num_threads(1)  # a model this small gains little from a second, and loses much on a busy machine
+        raise typer.BadParameter(f"--out {out} is a file, but {ALL} writes several files: name a folder")
+    torch.set_num_threads(1)  # so small a model gains little from a second thread, and loses much on a busy machine
     config = copy_task(steps, seed)
     console = Console(highlight=False)
     perfect = True
-    for rung in rungs:
-        file = out / f"copy_task_{rung}.json" if task == ALL and out is not None else out
-        score = climb(console, rung, config, device, file)
+    for one_task in tasks:
+        file = out / f"copy_task_{one_task}.json" if task == ALL and out is not None else out
+        score = run_task(console, one_task, config, device, file)
         perfect = perfect and score.n_right == score.n_strings
     if not perfect:
-        console.print(f"not perfect: give it more --steps ({copy_task().train.max_steps} are enough)")
+        console.print(f"not perfect: increase --steps ({copy_task().train.max_steps} steps are enough)")
         raise typer.Exit(1)
 
 

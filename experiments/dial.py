@@ -1,8 +1,9 @@
-"""What a small corpus wants: sizes, dropout, batches and rates, tried on it. The table of the dial comes from this.
+"""Compares sizes, dropout, batch sizes and learning rates on a small corpus. The table in `training/dial.py` uses the
+results.
 
 python -m experiments.dial --prepared FOLDER --out experiments/results/dial_NAME.json --steps 2000 --device cuda
 
-Variants run beside each other, as small models leave most of a GPU idle.
+Several variants run at the same time, because a small model leaves most of a GPU idle.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", default=["tiny", "small"])
     parser.add_argument("--dropouts", type=float, nargs="*", default=[0.1, 0.3])
     parser.add_argument("--batches", type=int, nargs="*", default=[2048, 4096, 8192])
-    parser.add_argument("--peaks", type=float, nargs="*", default=[1e-3, 2e-3, 4e-3], help="of the learning rate")
-    parser.add_argument("--set", nargs="*", default=[], help="as for transduce")
+    parser.add_argument("--peaks", type=float, nargs="*", default=[1e-3, 2e-3, 4e-3], help="peaks of the learning rate")
+    parser.add_argument("--set", nargs="*", default=[], help="settings, as for transduce")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--beside", type=int, default=8)
-    parser.add_argument("--minutes", type=float, default=9.0, help="no variant is begun after this")
+    parser.add_argument("--beside", type=int, default=8, help="number of simultaneous runs")
+    parser.add_argument("--minutes", type=float, default=9.0, help="no variant starts after this time")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -57,20 +58,20 @@ def main() -> None:
     results.sort(key=lambda result: float(result["best_loss"]))
     report = Prepared(options.prepared).report
     if options.out:
-        found = {
+        summary = {
             "experiment": "dial",
             "pairs": report.train.n_pairs,
             "vocab_size": report.vocab_size,
             "results": results,
         }
-        write_result(options.out, found | passport(RunConfig(), options.device))
+        write_result(options.out, summary | passport(RunConfig(), options.device))
 
 
 def run_beside(options: argparse.Namespace, variants: list[dict[str, Any]]) -> list[dict[str, Any]]:
     waiting, running, results = list(variants), list[tuple[dict[str, Any], subprocess.Popen[str]]](), []
-    began = time.monotonic()
-    while (waiting and time.monotonic() - began < 60 * options.minutes) or running:
-        while waiting and len(running) < options.beside and time.monotonic() - began < 60 * options.minutes:
+    last_start = time.monotonic() + 60 * options.minutes
+    while (waiting and time.monotonic() < last_start) or running:
+        while waiting and len(running) < options.beside and time.monotonic() < last_start:
             variant = waiting.pop(0)
             command = [sys.executable, "-m", "experiments.dial", "--prepared", str(options.prepared)]
             command += ["--device", options.device, "--child", json.dumps(variant), "--set", *options.set]
@@ -107,13 +108,13 @@ def run(folder: Path, variant: dict[str, Any], settings: list[str], device: str)
     config = override(config, settings)
     dtype = "bfloat16" if device == "cuda" else "float32"
     choices = Choices(device, dtype, 1, config.data.batch_tokens, False)  # type: ignore[arg-type]
-    with tempfile.TemporaryDirectory() as place:
-        events: list[dict[str, Any]] = []
+    choices.configure_process()
+    with tempfile.TemporaryDirectory() as run_folder:
         group = Group(0, 1, torch.device(device))
-        trainer = Trainer(Path(place), config, choices, prepared.train, prepared.valid, group, events.append)
+        trainer = Trainer(Path(run_folder), config, choices, prepared.train, prepared.valid, group, lambda event: None)
         began = time.monotonic()
         trainer.run()
-        ended = trainer.finish()
+        choice = trainer.finish()
     losses = list(trainer.state.losses.items())
     return {
         **variant,
@@ -123,8 +124,8 @@ def run(folder: Path, variant: dict[str, Any], settings: list[str], device: str)
         "settings": settings,
         "epochs": max_steps / trainer.layout.n_steps,
         "seconds": round(time.monotonic() - began, 1),
-        "best_loss": min(one["loss"] for one in ended["candidates"].values()),
-        "taken": ended["taken"],
+        "best_loss": min(one.loss for one in choice.candidates.values() if one.loss is not None),
+        "taken": choice.taken,
         "best_step": trainer.state.best_step(),
         "curve": [[step, round(value, 4)] for step, value in losses],
     }

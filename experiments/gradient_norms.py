@@ -1,7 +1,7 @@
-"""How large the gradient of each layer is before anything is learnt, after the norm (the paper) and before it.
+"""The norm of each layer's gradient in the first training step, with post-norm (the paper) and with pre-norm.
 
-Post-norm is said to want a warm-up because its last layers begin with much larger gradients than its first (Xiong et
-al. 2020, arXiv 2002.04745, who look at W_2 of the feed-forward networks). Here is what this program's first step finds.
+Xiong et al. (2020, arXiv 2002.04745) explain the need for warm-up in post-norm models: the last layers start with much
+larger gradients than the first ones. They measure W_2 of the feed-forward networks.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from transduce.training.trainer import Trainer
 
 
 def gradient_norms(config: RunConfig, prepared: Prepared, device: str) -> dict[str, Any]:
-    """Of the first step, dropout on, in float32: of the loss of a token, by each layer."""
+    """Gradient norms of each layer for the mean loss per token in the first step, in float32 and with dropout."""
     tokens = config.data.batch_tokens
     choices = Choices(device, "float32", torch.get_num_threads(), tokens, deterministic=False, way="plain")
     group, precision = Group(0, 1, torch.device(device)), torch.get_float32_matmul_precision()
-    with tempfile.TemporaryDirectory() as place:
-        trainer = Trainer(Path(place), config, choices, prepared.train, prepared.valid, group, lambda event: None)
-        torch.set_float32_matmul_precision(precision)  # a trainer lowers it on a GPU
-        trainer.take_step(1, next(trainer.shares(0)))  # Adam leaves gradients where they are
+    choices.configure_process()
+    torch.set_float32_matmul_precision(precision)  # restored because the line above lowers it on a GPU
+    with tempfile.TemporaryDirectory() as run_folder:
+        trainer = Trainer(Path(run_folder), config, choices, prepared.train, prepared.valid, group, lambda event: None)
+        trainer.take_step(1, next(trainer.shares(0)))  # the gradients stay in place after Adam's update
     layers = [
         {
             "stack": stack,

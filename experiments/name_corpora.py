@@ -1,6 +1,6 @@
-"""Writes what the package knows of corpora: their checksums, and the part of Tatoeba that it carries.
+"""Writes the package's registry of corpora, with line counts and checksums, and the bundled part of Tatoeba.
 
-python -m experiments.name_corpora --data-root FOLDER     (as prepare takes it)
+python -m experiments.name_corpora --data-root FOLDER     # the same folder as for `transduce prepare`
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ N_BUNDLED = 40_000
 
 FACTS: dict[str, dict[str, Any]] = {
     BUNDLED_NAME: {
-        "about": "short sentences, cleaned: a part of tatoeba-en-de that is in the package",
+        "about": "short sentences, cleaned: the bundled part of tatoeba-en-de",
         "languages": ["de", "en"],
         "licence": "CC-BY 2.0, attribution: manythings.org/anki and tatoeba.org",
         "from": "https://www.manythings.org/anki/deu-eng.zip",
@@ -94,7 +94,7 @@ FACTS: dict[str, dict[str, Any]] = {
         "from": "https://github.com/UCDenver-ccp/CRAFT",
     },
     "gum": {
-        "about": "trees of many genres, by a parser over gold tags",
+        "about": "trees of many genres, made by a parser from gold tags",
         "files": "trees/gum.{kind}",
         "licence": "CC-BY 4.0 annotations, some texts non-commercial",
         "from": "https://github.com/amir-zeldes/gum",
@@ -132,11 +132,13 @@ def main() -> None:
 
 
 def bundle(root: Path) -> int:
-    """Cleaned pairs whose English hashes least: a sentence comes with all its translations, and always the same do."""
+    """Write the cleaned pairs with the lowest hashes of their English sentence. So the selection is always the same,
+    and a sentence comes with all its translations."""
     folder = root / "tatoeba-en-de"
     raw = read_pairs(folder / "all.de.xz", folder / "all.en.xz")
     pairs = [pair for kept in clean(raw, DataConfig(), ("de", "en"), Tally()) for pair in kept.pairs]
-    # Not the hash by which validation is held out: of the least by that one, far too many would be.
+    # This must differ from the hash that selects validation pairs, which also takes the lowest values: with the same
+    # hash, far too many of these pairs would be validation pairs.
     rank = [hashlib.blake2b(english, person=b"bundle").digest() for _, english in pairs]
     chosen = sorted(sorted(range(len(pairs)), key=lambda i: rank[i])[:N_BUNDLED])
     text = b"".join(b"\t".join(pairs[i]) + b"\n" for i in chosen)

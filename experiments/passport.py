@@ -1,4 +1,4 @@
-"""Where a number comes from: what every result carries beside its value."""
+"""The provenance of a result: the configuration, code, device and versions that produced it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def passport(config: RunConfig, device: str) -> dict[str, Any]:
 
 
 def sources() -> str:
-    """A hash of the package's code: it names what ran, also where there is no history to ask."""
+    """A hash of the package's code. It identifies the code even in a copy without git history."""
     return sources_of(["**/*.py", "**/*.[ch]"])
 
 
@@ -45,12 +45,12 @@ def sources_of(patterns: Iterable[str], without: Iterable[str] = ()) -> str:
 
 
 def commit() -> str:
-    """The commit this tree is at, marked when the tree differs from it; "unknown" in a copy without its history."""
+    """The current commit, with "-changed" if the working tree differs from it, or "unknown" without git history."""
     try:
-        here = Path(__file__).parent
-        name = _git("rev-parse", "--short=12", "HEAD", cwd=here)
-        places = ("../src", "../benchmarks", ".", ":!results", ":!../benchmarks/results", ":!*.md")
-        return name + ("-changed" if _git("status", "--porcelain", "--", *places, cwd=here) else "")
+        folder = Path(__file__).parent
+        name = _git("rev-parse", "--short=12", "HEAD", cwd=folder)
+        paths = ("../src", "../benchmarks", ".", ":!results", ":!../benchmarks/results", ":!*.md")
+        return name + ("-changed" if _git("status", "--porcelain", "--", *paths, cwd=folder) else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -1,6 +1,6 @@
-"""What others have printed, as data: the paper's Tables 2 and 3, and the best figures known for the sets we score on.
+"""Published figures of others: the paper's Tables 2 and 3, and the best known scores on our test sets.
 
-Nothing here is ours, and no other file repeats it.
+This file contains no results of ours, and no other file repeats these figures.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import NamedTuple
 PAPER = "Vaswani et al. 2017, arXiv 1706.03762"
 
 
-# Table 2, and what section 6.1 says of its costs
+# Table 2, and the costs of section 6.1
 
 
 class Cost(NamedTuple):
-    """Of one row of Table 2."""
+    """One row of Table 2."""
 
     name: str
     en_de: float | None
-    """BLEU on newstest2014: tokenised, and compounds split for German."""
+    """BLEU on newstest2014: tokenised, and with compounds split for German."""
     en_fr: float | None
     en_de_flops: float | None
     en_fr_flops: float | None
@@ -39,7 +39,7 @@ TABLE_2 = [
 
 
 class Training(NamedTuple):
-    """Section 5.2: how long a model took."""
+    """The training time of a model, from section 5.2."""
 
     hours: float
     n_gpus: int
@@ -49,14 +49,14 @@ class Training(NamedTuple):
 TRAINING = {"base": Training(12, 8, "P100"), "big": Training(3.5 * 24, 8, "P100")}
 
 EN_FR = {"model.source_vocab_size": 32_000, "model.target_vocab_size": 32_000}
-"""Section 5.1: word-pieces, where En-De has about 37,000 of BPE."""
+"""Section 5.1: 32,000 word-pieces. En-De has about 37,000 BPE tokens."""
 EN_FR_BIG = EN_FR | {"model.dropout": 0.1}
-"""Section 6.1: instead of 0.3."""
+"""Section 6.1: dropout 0.1 instead of 0.3."""
 
 
 class Capacity(NamedTuple):
     teraflops: float
-    """Of single precision."""
+    """In single precision."""
     source: str
 
 
@@ -65,22 +65,22 @@ CAPACITIES = {
     "K40": Capacity(3.7, f"{PAPER}, footnote 5"),
     "M40": Capacity(6.0, f"{PAPER}, footnote 5"),
     "P100": Capacity(9.5, f"{PAPER}, footnote 5"),
-    # The paper took what a card sustains. NVIDIA prints what it reaches at most.
-    "NVIDIA H200": Capacity(67.0, "NVIDIA, H200 data sheet: FP32 outside of tensor cores, at most"),
+    # The paper uses sustained capacities. NVIDIA publishes the peak.
+    "NVIDIA H200": Capacity(67.0, "NVIDIA, H200 data sheet: peak FP32 without tensor cores"),
 }
-"""By the names that PyTorch gives devices, where they are not the paper's."""
+"""Keys are the paper's names of devices, and PyTorch's names for devices that the paper does not have."""
 
 
 # Table 3
 
 
 class Figures(NamedTuple):
-    """On newstest2013, En-De, without averaging: perplexity of a word-piece, BLEU, millions of parameters."""
+    """Perplexity per word-piece, BLEU and millions of parameters, on newstest2013 En-De without averaging."""
 
     perplexity: float
     bleu: float
     parameters: float | None
-    """None where the paper leaves the cell to the row of base."""
+    """None if the paper leaves the cell empty: the value is that of base."""
 
 
 TABLE_3 = {
@@ -105,10 +105,10 @@ TABLE_3 = {
     ("E", "learned positions"): Figures(4.92, 25.7, None),
     ("big", "big"): Figures(4.33, 26.4, 213),
 }
-"""By row and by what it changes, in words that hold at any width."""
+"""Keys are the paper's row and the change, in words that are correct at any width."""
 
 
-# Others, on what we score on
+# Published scores on our test sets
 
 
 class Best(NamedTuple):
@@ -116,7 +116,7 @@ class Best(NamedTuple):
     system: str
     source: str
     differs: str
-    """In what its recipe is not ours."""
+    """The differences between its recipe and ours."""
 
 
 BEST = {
@@ -124,14 +124,16 @@ BEST = {
         41.02,
         "fairseq, transformer_tiny, text alone",
         "LividWo/Revisit-MMT, README-baseline",
-        "a rate of 0.005 in batches of 4,096 tokens, 8,000 updates; ours 1.2 times equation 3 in batches of 16,384, as "
-        "many updates; beam 5 in both. With pictures its family reaches 42.0 (wizwand.com)",
+        "it uses a learning rate of 0.005, batches of 4,096 tokens and 8,000 updates; ours uses 1.2 times equation 3, "
+        "batches of 16,384 tokens and the same number of updates; both use beam 5. Related models that also use the "
+        "pictures reach 42.0 (wizwand.com)",
     ),
     ("europarl", "newstest2014", "de-en"): Best(
         30.51,
         "JoeyNMT, base, 60.5 M parameters",
         "JoeyNMT, README",
-        "trained on all of WMT14, 15 times the text and with news in it; ours on 301,256 sentences of parliament alone",
+        "it was trained on all of WMT14, which has 15 times as much text and includes news; ours was trained on "
+        "301,256 sentences of parliament proceedings only",
     ),
 }
-"""By corpus, test set and direction; a set that is not here has no published figure that we know."""
+"""Keys are corpus, test set and direction. We know no published score for a test set without an entry."""

@@ -1,5 +1,4 @@
-"""What experiments that train have in common: a `RunConfig` goes through the package's own trainer, and a record with
-its passport comes back."""
+"""Training for experiments: runs a `RunConfig` through the package's trainer and returns a record with its passport."""
 
 from __future__ import annotations
 
@@ -25,25 +24,29 @@ from experiments.passport import passport
 from transduce import RunConfig, Translator, base, with_model
 from transduce.evaluation.metrics import bleu
 from transduce.model_folder.format import RUN
-from transduce.training.run import LOG, Request, Settled, read_log, train
+from transduce.training.journal import LOG, read_log
+from transduce.training.request import Request
+from transduce.training.run import train
+from transduce.training.settle import Settled
 
 Job = TypeVar("Job")
 Record = dict[str, Any]
 
 BATCH_SIZE = 256
-"""Sentences searched side by side. It changes no text, and a GPU is idle with fewer."""
+"""Sentences per search. The value does not change the translations, but a smaller one leaves a GPU idle."""
 
 
 class Done(NamedTuple):
-    """A run that has ended."""
+    """A finished run."""
 
     folder: Path
     settled: Settled
-    ended: Record
+    result: Record
+    """The contents of `result.json`."""
 
 
 def prepare_once(folder: Path, train: Sequence[Path], valid: Sequence[Path], languages: str, vocabulary: int) -> None:
-    """By the package's command, where it has not been done."""
+    """Run `transduce prepare`, unless the folder exists."""
     if not folder.exists():
         command = [sys.executable, "-m", "transduce", "prepare", *map(str, train), "--valid", *map(str, valid)]
         command += ["--languages", languages, "--vocab-size", str(vocabulary), "--out", str(folder)]
@@ -51,7 +54,7 @@ def prepare_once(folder: Path, train: Sequence[Path], valid: Sequence[Path], lan
 
 
 def settings_from(config: RunConfig, since: RunConfig) -> list[str]:
-    """What `--set` makes `config` of `since` with. Vocabularies are as large as the data makes them, and left out."""
+    """The `--set` arguments that turn `since` into `config`, without vocabulary sizes, which the data determines."""
     new, old = asdict(with_vocabulary_of(since, config)), asdict(since)
     return [
         f"{section}.{name}={value}"
@@ -62,7 +65,7 @@ def settings_from(config: RunConfig, since: RunConfig) -> list[str]:
 
 
 def with_vocabulary_of(known: RunConfig, config: RunConfig) -> RunConfig:
-    """`config` with the vocabulary of another."""
+    """`config` with the vocabulary sizes of `known`."""
     sizes = known.model.source_vocab_size, known.model.target_vocab_size
     return with_model(config, source_vocab_size=sizes[0], target_vocab_size=sizes[1])
 
@@ -76,39 +79,40 @@ def train_config(
     passes: str | None = None,
     budget: str | None = None,
 ) -> Done:
-    """In this process, from where it stopped. A budget decides how many steps are taken; else all is as `config` is."""
+    """Train in this process, resuming a run that exists in `folder`. With a budget, the trainer chooses the number of
+    steps; otherwise `config` decides everything."""
     settings = settings_from(config, base())
     request = Request(
         prepared=str(prepared), size="base", settings=settings, device=device, passes=passes, budget=budget
     )
     precision = torch.get_float32_matmul_precision()
     try:
-        ended = train(folder, request, lambda event: None, lambda stage, done, total: None)
+        result = train(folder, request, lambda event: None, lambda stage, done, total: None)
     finally:
-        torch.set_float32_matmul_precision(precision)  # a trainer lowers it on a GPU; scores are those of float32
+        torch.set_float32_matmul_precision(precision)  # the trainer lowers it on a GPU, but scores need float32
     settled = Settled.from_json((folder / RUN).read_text(encoding="utf-8"))
     if budget is None:
-        asked = with_vocabulary_of(settled.config, config)
-        measured = settled.config.train.checkpoint_steps
-        asked = replace(asked, train=replace(asked.train, checkpoint_steps=config.train.checkpoint_steps or measured))
-        assert settled.config == asked, "the command line has changed the run"
-    return Done(folder, settled, ended)
+        requested = with_vocabulary_of(settled.config, config)
+        checkpoint_steps = config.train.checkpoint_steps or settled.config.train.checkpoint_steps
+        requested = replace(requested, train=replace(requested.train, checkpoint_steps=checkpoint_steps))
+        assert settled.config == requested, "the trainer ran another configuration than the requested one"
+    return Done(folder, settled, result)
 
 
 def record_of(done: Done) -> Record:
-    """What became of it, and its passport. Its minutes are those of all steps, with validation, without the start."""
-    settled, ended = done.settled, done.ended
+    """The result of a run, and its passport. The minutes cover all steps and validations, but not the start."""
+    settled, result = done.settled, done.result
     speeds = [event["tokens_per_second"] for event in read_log(done.folder / LOG) if event["event"] == "step"]
-    taken = ended["candidates"][ended["taken"]]
+    taken = result["candidates"][result["taken"]]
     return {
         "perplexity": taken["perplexity"],
         "valid_loss": taken["loss"],
-        "taken": ended["taken"],
+        "taken": result["taken"],
         "averaged": len(taken["steps"]),
-        "steps": ended["steps"],
-        "target_tokens": ended["target_tokens"],
+        "steps": result["steps"],
+        "target_tokens": result["target_tokens"],
         "parameters": settled.about["forecast"]["parameters"],
-        "minutes": ended["seconds"] / 60,
+        "minutes": result["seconds"] / 60,
         "tokens_per_second": statistics.median(speeds),
         "passes": settled.choices.way,
         "why_plain": settled.choices.why_plain,
@@ -119,73 +123,78 @@ def record_of(done: Done) -> Record:
 
 
 def score(translator: Translator, sources: Sequence[str], references: Sequence[str], tokenise: str = "13a") -> Record:
-    """BLEU by the translator's own settings, which are told beside it."""
-    found = bleu([one.text for one in translator.stream(list(sources))], references, tokenise=tokenise)
+    """BLEU with the translator's settings, which the record includes."""
+    texts = [translation.text for translation in translator.stream(list(sources))]
+    result = bleu(texts, references, tokenise=tokenise)
     settings = translator.settings
     return {
-        "bleu": found.value,
-        "interval": found.interval,
-        "signature": found.signature,
+        "bleu": result.value,
+        "interval": result.interval,
+        "signature": result.signature,
         "n_sentences": len(references),
         "search": f"beam {settings.beam_size}, length penalty {settings.length_alpha:g}",
     }
 
 
-def beside(
-    n: int, do: Callable[[Job], Record], jobs: Sequence[Job], minutes: float = math.inf
+def run_in_parallel(
+    n: int, run_job: Callable[[Job], Record], jobs: Sequence[Job], minutes: float = math.inf
 ) -> Iterator[tuple[Job, Record]]:
-    """Each as it ends, so many at once; none is begun after so many minutes. What one changes of PyTorch, or how it
-    dies, is no other's affair: each has a process of its own, with cores of its own. The first error is raised when all
-    have ended."""
-    errors, last = [], time.monotonic() + 60 * minutes
-    free: SimpleQueue[set[int]] = SimpleQueue()
+    """Run at most `n` jobs at a time and yield each record when its job ends. No job starts after `minutes`. Each job
+    has its own process and its own cores, so that a crash or a changed PyTorch setting affects no other job. The first
+    error is raised when all jobs have ended."""
+    errors, last_start = [], time.monotonic() + 60 * minutes
+    free_cores: SimpleQueue[set[int]] = SimpleQueue()
     for cores in shares_of_cores(n):
-        free.put(cores)
+        free_cores.put(cores)
     with ThreadPoolExecutor(n) as pool:
-        running = {pool.submit(_in_a_process, do, job, last, free): job for job in jobs}
-        for one in as_completed(running):
-            if (error := one.exception()) is not None:
+        running = {pool.submit(_in_a_process, run_job, job, last_start, free_cores): job for job in jobs}
+        for future in as_completed(running):
+            if (error := future.exception()) is not None:
                 errors.append(error)
-                print(f"{running[one]}: {error}", file=sys.stderr, flush=True)
-            elif (record := one.result()) is not None:
-                yield running[one], record
+                print(f"{running[future]}: {error}", file=sys.stderr, flush=True)
+            elif (record := future.result()) is not None:
+                yield running[future], record
     if errors:
         raise errors[0]
 
 
 def shares_of_cores(n: int) -> list[set[int]]:
-    """Apart where there are enough: two runs that each keep all cores busy take several times as long."""
+    """`n` sets of cores, disjoint if there are enough cores. Two runs that both use all cores take several times as
+    long."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return [set(cores[i % len(cores) :: n]) if cores else set() for i in range(n)]
 
 
-def _in_a_process(do: Callable[[Job], Record], job: Job, last: float, free: SimpleQueue[set[int]]) -> Record | None:
-    """None where it is too late to begin."""
-    if time.monotonic() > last:
+def _in_a_process(
+    run_job: Callable[[Job], Record], job: Job, last_start: float, free_cores: SimpleQueue[set[int]]
+) -> Record | None:
+    """Returns None if it is too late to start the job."""
+    if time.monotonic() > last_start:
         return None
-    cores = free.get()
+    cores = free_cores.get()
     try:
-        # Not one pool for all: when a process dies, its pool is broken for all that wait in it.
-        with ProcessPoolExecutor(1, get_context("spawn"), _begin, (cores, os.getpid())) as alone:
-            return alone.submit(do, job).result()
+        # One pool per job: when a process dies, its pool fails for all waiting jobs.
+        with ProcessPoolExecutor(1, get_context("spawn"), _set_up_process, (cores, os.getpid())) as pool:
+            return pool.submit(run_job, job).result()
     finally:
-        free.put(cores)
+        free_cores.put(cores)
 
 
-def _begin(cores: set[int], parent: int) -> None:
-    _keep_to(cores)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+def _set_up_process(cores: set[int], parent: int) -> None:
+    _restrict_to(cores)
+    threading.Thread(target=_terminate_after, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
-    """A run saves what it has when it is told to end. Else it would go on alone, beside the one that is begun next."""
+def _terminate_after(parent: int) -> None:
+    """Send SIGTERM to this process when its parent has ended; a run saves its state on SIGTERM. Otherwise the run would
+    continue without its parent and compete with the next command."""
     while os.getppid() == parent:
         time.sleep(1)
     signal.raise_signal(signal.SIGTERM)
 
 
-def _keep_to(cores: set[int]) -> None:
-    if cores:  # a system that does not tell them does not take them either
+def _restrict_to(cores: set[int]) -> None:
+    if cores:  # empty on a system without CPU affinity
         os.sched_setaffinity(0, cores)
-        # PyTorch has counted all of them when it was imported; who has asked for fewer threads has fewer.
+        # PyTorch counted all cores at import. A user may have chosen fewer threads than cores.
         torch.set_num_threads(min(torch.get_num_threads(), len(cores)))

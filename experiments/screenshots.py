@@ -1,5 +1,7 @@
-"""The pictures of the inspector and of the server's page in the README, by the model that comes along:
-python -m experiments.screenshots"""
+"""Takes the screenshots of the inspector and of the server's page, with the bundled model.
+
+python -m experiments.screenshots
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,16 @@ def main() -> None:
     parser.add_argument("--only", choices=["inspector", "serve"])
     arguments = parser.parse_args()
     translator = Translator.load(device="cpu")
-    for name, take in {"inspector": of_the_inspector, "serve": of_the_server}.items():
+    for name, take in {"inspector": take_inspector, "serve": take_server}.items():
         if arguments.only in (None, name):
             out = arguments.out / f"{name}.png"
             take(translator, out, arguments.scheme)
             print(f"{out}: {out.stat().st_size / 1000:.0f} kB")
 
 
-def of_the_inspector(translator: Translator, out: Path, scheme: Scheme) -> None:
+def take_inspector(translator: Translator, out: Path, scheme: Scheme) -> None:
     records = list(inspect(translator, [SENTENCE]))
-    with tempfile.TemporaryDirectory() as folder, browsing(1410, 1.1, scheme) as tab:
+    with tempfile.TemporaryDirectory() as folder, browser_page(1410, 1.1, scheme) as tab:
         page = Path(folder) / "inspector.html"
         page.write_text(to_page(records, "tatoeba-de-en", "de-en"), encoding="utf-8")
         tab.goto(page.as_uri())
@@ -49,8 +51,8 @@ def of_the_inspector(translator: Translator, out: Path, scheme: Scheme) -> None:
         save(tab, out)
 
 
-def of_the_server(translator: Translator, out: Path, scheme: Scheme) -> None:
-    with serving(translator) as address, browsing(1000, 1.4, scheme) as tab:
+def take_server(translator: Translator, out: Path, scheme: Scheme) -> None:
+    with running_server(translator) as address, browser_page(1000, 1.4, scheme) as tab:
         tab.goto(address)
         tab.locator("#text").fill(SENTENCE)
         tab.locator("#output .word", has_text="broke").click()
@@ -60,12 +62,12 @@ def of_the_server(translator: Translator, out: Path, scheme: Scheme) -> None:
 
 
 @contextmanager
-def serving(translator: Translator) -> Iterator[str]:
-    from transduce.serving.application import make_app
-    from transduce.serving.guard import Access
-    from transduce.serving.limits import Limits
-    from transduce.serving.server import listen, make_server
-    from transduce.serving.service import Service
+def running_server(translator: Translator) -> Iterator[str]:
+    from transduce.running_server.application import make_app
+    from transduce.running_server.guard import Access
+    from transduce.running_server.limits import Limits
+    from transduce.running_server.server import listen, make_server
+    from transduce.running_server.service import Service
 
     service = Service({"model": translator}, Limits())
     server = make_server(make_app(service, Access(), lambda values: None), service)
@@ -82,7 +84,7 @@ def serving(translator: Translator) -> Iterator[str]:
 
 
 @contextmanager
-def browsing(height: int, scale: float, scheme: Scheme) -> Iterator[Page]:
+def browser_page(height: int, scale: float, scheme: Scheme) -> Iterator[Page]:
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium")

@@ -1,16 +1,16 @@
-"""The paper's Table 1, measured: self-attention, recurrent, convolutional and restricted layers, one of each.
+"""Table 1 of the paper, measured: one self-attention, recurrent, convolutional and restricted self-attention layer.
 
     python -m experiments.table1 --out experiments/results/table1_cpu.json --svg docs/figures/table1.svg
     python -m experiments.table1 --out experiments/results/table1_h200.json --device cuda
 
-Complexity: seconds and most bytes at once of one pass forward and back (gradients of the input and of all weights), and
-the multiply-adds of the forward pass, twice: those that the paper counts, and those of the whole layer. For
-self-attention these differ: n n d for scores and weighted sums, but also n d d for W_Q, W_K, W_V and W_O, which the
-paper leaves out and a clock does not. Exponents are least squares between logarithms over the larger sizes.
+Complexity: the time and the peak memory of one forward and backward pass, with gradients of the input and of all
+weights, and two counts of multiply-adds in the forward pass: the paper's count and the count of the whole layer. They
+differ for self-attention. The paper counts n n d for scores and weighted sums, but not n d d for W_Q, W_K, W_V and W_O,
+which also take time. Exponents are least-squares fits between logarithms over the larger sizes.
 
-Sequential operations: the longest chain of matrix products that wait for each other. Maximum path length: the fewest
-layers (in a recurrent one: steps of time) through which the last output gives the first input a gradient. Both are
-counted by running the layers, on the CPU: no device changes them.
+Sequential operations: the longest chain of matrix products in which each needs the result of the previous one. Maximum
+path length: the smallest number of layers (time steps in a recurrent layer) through which the first input receives a
+gradient from the last output. Both numbers come from running the layers on the CPU; they do not depend on the device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import statistics
 import sys
 import time
 
-# Before torch, which reads it once: its profiler else tells stderr of its start and end, for each measurement.
+# Must be set before torch is imported. Otherwise the profiler logs its start and end for each measurement.
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -49,7 +49,7 @@ from experiments.table1_layers import (
     multiply_adds,
     steps_between_ends,
 )
-from transduce.insight.drawing import COLOURS, check_figure_file, drawn, new_figure, row_of_axes, write_figure
+from transduce.insight.drawing import COLOURS, check_figure_file, draw_in_style, new_figure, row_of_axes, write_figure
 from transduce.runtime import configure
 
 if TYPE_CHECKING:
@@ -58,40 +58,43 @@ if TYPE_CHECKING:
 
 SEED = 1
 FITTED = 4
-"""Exponents are of the sizes from a quarter of the largest on: below, what every operation costs hides them."""
+"""The fit uses sizes from 1 / FITTED of the largest size. For smaller sizes, the fixed cost of each operation
+dominates."""
 BENT = 1.1
-"""A power whose worst point lies off its line by more than this factor is marked in the table: it is no power."""
+"""The table marks an exponent if a point differs from the fitted line by more than this factor: the growth is not a
+power of the size."""
 WHAT = {
-    "seconds": "fastest pass forward and back, with gradients of the input and of all weights; on a CPU, of its time",
-    "peak_bytes": "most bytes at once during such a pass, above the input and the weights, which stood before",
-    "multiply_adds": "of all matrix products of the forward pass, as they ran",
-    "multiply_adds_of_the_paper": "of those that Table 1 counts: of self-attention, without its four projections",
-    "sequential": "longest chain of matrix products that wait for each other, in the graph of the forward pass",
-    "path": "fewest layers, or steps of time, through which the last output gives the first input a gradient",
+    "seconds": "fastest forward and backward pass, with gradients of the input and of all weights; CPU time on a CPU",
+    "peak_bytes": "peak memory during such a pass, without the input and the weights",
+    "multiply_adds": "multiply-adds of all matrix products in the forward pass",
+    "multiply_adds_of_the_paper": "multiply-adds that Table 1 counts: for self-attention, without the four projections",
+    "sequential": "longest chain of dependent matrix products in the graph of the forward pass",
+    "path": "smallest number of layers, or time steps, through which the first input receives a gradient from the last "
+    "output",
 }
-MARK = r"\*"  # so that Markdown shows it
+MARK = r"\*"  # escaped for Markdown
 MEASURED = ("multiply_adds_of_the_paper", "multiply_adds", "seconds", "peak_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Which sizes are measured."""
+    """The measured sizes."""
 
     ns: tuple[int, ...]
     d: int
-    """The width at which n varies."""
+    """The width used while n varies."""
     ds: tuple[int, ...]
     n: int
-    """The length at which d varies, and at `d` the kernel and the window."""
+    """The length used while d varies, and, together with `d`, while the kernel or the window varies."""
     kernels: tuple[int, ...]
     windows: tuple[int, ...]
     path_ns: tuple[int, ...]
-    """The lengths at which chains and paths are counted."""
+    """The lengths for sequential operations and path lengths."""
     kernel: int = 3
     window: int = 64
     batch: int = 1
     enough_seconds: float = 0.5
-    """Passes are repeated for so long, at least three times."""
+    """Passes are repeated at least three times, and until this total time."""
 
 
 SCALES = {
@@ -130,16 +133,16 @@ SCALES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A row of Table 1: what the paper says of it, and how to make one of width d."""
+    """A row of Table 1: the paper's terms, and a function that makes a layer of width d."""
 
     complexity: str
     sequential: str
     path: str
     make: Callable[[int, Scale], nn.Module]
     width: str | None = None
-    """The name, in the paper, of what it has beside n and d."""
+    """The paper's name for the layer's third size, in addition to n and d."""
     make_wide: Callable[[int, int], nn.Module] | None = None
-    """Of width d, and with this much of it."""
+    """Makes a layer from d and the third size."""
 
 
 KINDS = {
@@ -165,7 +168,7 @@ KINDS = {
         make_wide=Attention,
     ),
 }
-# The table's row has dilated convolutions in mind, the text beside it (section 4) has O(n/k) for those that are not.
+# The table of the paper gives the path length of dilated convolutions. Section 4 gives O(n/k) for the others.
 DILATED = "convolutional, dilated"
 DILATED_PATH = "O(log_k(n))"
 
@@ -174,14 +177,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--quick", action="store_true", help="Sizes that show that it runs, and nothing else.")
+    parser.add_argument("--quick", action="store_true", help="Use tiny sizes, only to test the command.")
     parser.add_argument("--svg", type=Path, help="Draw seconds and memory against n.")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no CUDA device here: leave out --device")
+        parser.error("this machine has no CUDA device: omit --device")
     if options.svg is not None:
         check_figure_file(options.svg)
-    settle(options.device)
+    configure_process(options.device)
     scale = SCALES["quick" if options.quick else options.device]
     began = time.monotonic()
     layers = {name: measure_kind(name, scale, options.device) for name in KINDS}
@@ -198,17 +201,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_result(options.out, result | passport(attention_config(scale.d, scale.window), options.device))
     written = json.loads(options.out.read_text(encoding="utf-8"))
     if options.svg is not None:
-        write_figure(drawn(lambda: draw(written)), options.svg)
+        write_figure(draw_in_style(lambda: draw(written)), options.svg)
     print(table(written))
 
 
-def settle(device: str) -> None:
-    """What must not change from one size to the next."""
+def configure_process(device: str) -> None:
+    """Settings that must be the same for all sizes."""
     torch.manual_seed(SEED)
-    # With more threads, small sizes run on one and large ones on several: that bends the lines.
+    # With several threads, small sizes run on one thread and large sizes on several, which bends the lines.
     configure(device, 1)
     if device == "cuda":
-        # Convolutions alone would else multiply in fewer digits than the rest.
+        # Otherwise only convolutions would use the lower precision of TF32.
         torch.backends.cudnn.allow_tf32 = False
 
 
@@ -221,51 +224,51 @@ def measure_kind(name: str, scale: Scale, device: str) -> dict[str, Any]:
     def sizes(pairs: Iterator[tuple[int, int]]) -> list[dict[str, Any]]:
         return [measure(name, kind.make(d, scale), n, d, scale, device) for n, d in pairs]
 
-    found: dict[str, Any] = {"paper": {of: getattr(kind, of) for of in ("complexity", "sequential", "path")}}
-    found["by_n"] = sizes((n, scale.d) for n in scale.ns)
-    found["by_d"] = sizes((scale.n, d) for d in scale.ds)
-    exponents = {by: exponents_of(found[f"by_{by}"], by) for by in ("n", "d")}
+    result: dict[str, Any] = {"paper": {name: getattr(kind, name) for name in ("complexity", "sequential", "path")}}
+    result["by_n"] = sizes((n, scale.d) for n in scale.ns)
+    result["by_d"] = sizes((scale.n, d) for d in scale.ds)
+    exponents = {by: exponents_of(result[f"by_{by}"], by) for by in ("n", "d")}
     if (make_wide := kind.make_wide) is not None and (by := kind.width) is not None:
-        found[f"by_{by}"] = [
+        result[f"by_{by}"] = [
             {by: width} | measure(f"{name}, {by} {width},", make_wide(scale.d, width), scale.n, scale.d, scale, device)
             for width in (scale.kernels if by == "k" else scale.windows)
         ]
-        exponents[by] = exponents_of(found[f"by_{by}"], by)
+        exponents[by] = exponents_of(result[f"by_{by}"], by)
     chains = {n: longest_chain(kind.make(PATH_WIDTH, scale)(torch.randn(1, n, PATH_WIDTH))) for n in scale.path_ns}
-    found["sequential"] = [{"n": n, "operations": chain} for n, chain in chains.items()]
-    found["path"] = [{"n": n, "length": path_of(kind, n, scale)} for n in scale.path_ns]
-    return found | {"exponents": exponents}
+    result["sequential"] = [{"n": n, "operations": chain} for n, chain in chains.items()]
+    result["path"] = [{"n": n, "length": path_of(kind, n, scale)} for n in scale.path_ns]
+    return result | {"exponents": exponents}
 
 
 def measure(name: str, layer: nn.Module, n: int, d: int, scale: Scale, device: str) -> dict[str, Any]:
-    """One layer at one size. What does not fit into a GPU's memory says so, and has no numbers."""
-    found: dict[str, Any] = {"n": n, "d": d}
+    """One layer at one size. If it does not fit into memory, the result says so and has no measurements."""
+    result: dict[str, Any] = {"n": n, "d": d}
     if device == "cuda":
-        gc.collect()  # what ran out of memory lives on in its traceback
+        gc.collect()  # the traceback of an out-of-memory error keeps tensors alive
         torch.cuda.empty_cache()
     try:
         layer = layer.to(device)
         x_BTD = torch.randn(scale.batch, n, d, device=device, requires_grad=True)
         direction_BTD = torch.randn_like(x_BTD)
 
-        def both_ways() -> object:
+        def run_pass() -> object:
             return torch.autograd.grad(layer(x_BTD), [x_BTD, *layer.parameters()], direction_BTD)
 
         products = multiply_adds(layer, x_BTD)
-        found |= {"multiply_adds": products.whole, "multiply_adds_of_the_paper": products.paper}
-        found |= seconds_of(both_ways, scale.enough_seconds, device) | {"peak_bytes": peak_bytes(both_ways, device)}
-        said = f"{found['seconds']:.4f} s, {found['peak_bytes'] / 1e6:.1f} MB"
+        result |= {"multiply_adds": products.whole, "multiply_adds_of_the_paper": products.paper}
+        result |= seconds_of(run_pass, scale.enough_seconds, device) | {"peak_bytes": peak_bytes(run_pass, device)}
+        summary = f"{result['seconds']:.4f} s, {result['peak_bytes'] / 1e6:.1f} MB"
     except torch.OutOfMemoryError:
-        found, said = {"n": n, "d": d, "ran_out_of_memory": True}, "out of memory"
-    print(f"{name} n {n} d {d}: {said}", file=sys.stderr, flush=True)
-    return found
+        result, summary = {"n": n, "d": d, "ran_out_of_memory": True}, "out of memory"
+    print(f"{name} n {n} d {d}: {summary}", file=sys.stderr, flush=True)
+    return result
 
 
 def seconds_of(run: Callable[[], object], enough: float, device: str) -> dict[str, Any]:
-    """The fastest counts: what else the machine does can only add."""
+    """The fastest pass counts, because other work on the machine can only add time."""
     on_gpu = device == "cuda"
     wait: Callable[[], None] = torch.cuda.synchronize if on_gpu else lambda: None
-    # On a CPU the time of its one thread: beside others, long passes would wait for their turn, and short ones not.
+    # On a CPU: the time of the process. Wall-clock time would also contain the waits of long passes for a busy core.
     clock = time.perf_counter if on_gpu else time.process_time
     times: list[float] = []
     run()
@@ -279,7 +282,7 @@ def seconds_of(run: Callable[[], object], enough: float, device: str) -> dict[st
 
 
 def peak_bytes(run: Callable[[], object], device: str) -> int:
-    """As PyTorch's allocators saw it: on a CPU, what a library takes from the system by itself is not in it."""
+    """The peak of PyTorch's allocators. On a CPU it does not include memory that a library allocates itself."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -303,7 +306,7 @@ def path_of(kind: Kind, n: int, scale: Scale) -> int:
 
 
 def dilated_path(n: int, kernel: int) -> int:
-    """Each layer's dilation is that of the one after it times the kernel."""
+    """The dilation of each layer is the dilation of the next layer times the kernel size."""
     return layers_between_ends(lambda count: Convolution(PATH_WIDTH, kernel, kernel ** (count - 1)), n)
 
 
@@ -312,57 +315,58 @@ def dilated_path(n: int, kernel: int) -> int:
 
 def exponents_of(points: Sequence[Mapping[str, Any]], by: str) -> dict[str, Any]:
     fitting = [point for point in points if "ran_out_of_memory" not in point]
-    return {of: exponent([(point[by], point[of]) for point in fitting]) for of in MEASURED}
+    return {name: exponent([(point[by], point[name]) for point in fitting]) for name in MEASURED}
 
 
 def exponent(points: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """The power of x with which y grows, and the factor by which the worst point lies off that line."""
+    """The exponent of the power law y ~ x ** exponent, and the largest factor between a point and the fitted line."""
     largest = max(x for x, _ in points)
     fitted = [point for point in points if point[0] * FITTED >= largest]
-    assert len(fitted) > 1, "one point has no slope"
+    assert len(fitted) > 1, "a fit needs at least two points"
     x, y = np.log(fitted).T
     slope, start = np.polyfit(x, y, 1)
     worst = float(np.abs(y - slope * x - start).max())
     return {"exponent": float(slope), "off_by": math.exp(worst), "from": fitted[0][0], "to": largest}
 
 
-# Showing
+# The table and the figure
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Markdown: a row for each layer, from a result as it was written."""
+    """A Markdown table with a row for each layer."""
     scale = result["scale"]
     ends = f"n = {scale['path_ns'][0]:,} and {scale['path_ns'][-1]:,}"
     head = [
         f"one layer; k = {scale['kernel']}, r = {scale['window']}",
         "complexity in the paper",
-        "multiply-adds it counts",
-        "... of the whole layer",
-        "seconds",
+        "multiply-adds that the paper counts",
+        "multiply-adds of the whole layer",
+        "time",
         "memory",
         f"sequential operations, {ends}",
         f"path length, {ends}",
     ]
     rows = [head, ["---", "---", *["---:"] * (len(head) - 2)]]
-    for name, found in result["layers"].items():
-        powers = [powers_of(found["exponents"], of) for of in MEASURED]
-        chain, path = (ends_of(found[of], of_one) for of, of_one in (("sequential", "operations"), ("path", "length")))
-        paper = found["paper"]
+    for name, layer in result["layers"].items():
+        powers = [powers_of(layer["exponents"], measured) for measured in MEASURED]
+        chain, path = ends_of(layer["sequential"], "operations"), ends_of(layer["path"], "length")
+        paper = layer["paper"]
         rows.append([name, paper["complexity"], *powers, f"{paper['sequential']}: {chain}", f"{paper['path']}: {path}"])
     path = ends_of(result["dilated_path"], "length")
     rows.append([DILATED, *[""] * (len(head) - 2), f"{DILATED_PATH}: {path}"])
     lines = "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
-    note = f"\n\n{MARK} bent: a size lies off the line by more than {BENT - 1:.0%}" if MARK in lines else ""
-    return lines + note
+    note = f"\n\n{MARK} not a power: a size differs from the fitted line by more than {BENT - 1:.0%}"
+    return lines + note * (MARK in lines)
 
 
-def powers_of(exponents: Mapping[str, Any], of: str) -> str:
-    powers = {by: found[of] for by, found in exponents.items()}
-    return " ".join(f"{by}^{one['exponent']:.2f}{MARK * (one['off_by'] > BENT)}" for by, one in powers.items())
+def powers_of(exponents: Mapping[str, Any], measured: str) -> str:
+    fits = {by: fits_by_name[measured] for by, fits_by_name in exponents.items()}
+    return " ".join(f"{by}^{fit['exponent']:.2f}{MARK * (fit['off_by'] > BENT)}" for by, fit in fits.items())
 
 
-def ends_of(points: Sequence[Mapping[str, int]], of: str) -> str:
-    return f"{points[0][of]:,} and {points[-1][of]:,}"
+def ends_of(points: Sequence[Mapping[str, int]], name: str) -> str:
+    """The values of the first and of the last point."""
+    return f"{points[0][name]:,} and {points[-1][name]:,}"
 
 
 def draw(result: Mapping[str, Any]) -> Figure:
@@ -370,17 +374,17 @@ def draw(result: Mapping[str, Any]) -> Figure:
     left, right = row_of_axes(figure, 2)
     draw_growth(left, result["layers"], "seconds", 1.0)
     draw_growth(right, result["layers"], "peak_bytes", 1e-6)
-    left.set(title=f"one pass forward and back, d = {result['scale']['d']}, {result['device']}", ylabel="seconds")
-    right.set(title="most memory at once during the pass", ylabel="MB")
+    left.set(title=f"forward and backward pass, d = {result['scale']['d']}, {result['device']}", ylabel="seconds")
+    right.set(title="peak memory during the pass", ylabel="MB")
     return figure
 
 
-def draw_growth(axes: Axes, layers: Mapping[str, Any], of: str, unit: float) -> None:
-    for (name, found), colour in zip(layers.items(), COLOURS, strict=False):
-        points = [(point["n"], point[of] * unit) for point in found["by_n"] if of in point]
-        power = found["exponents"]["n"][of]["exponent"]
+def draw_growth(axes: Axes, layers: Mapping[str, Any], measured: str, unit: float) -> None:
+    for (name, layer), colour in zip(layers.items(), COLOURS, strict=False):
+        points = [(point["n"], point[measured] * unit) for point in layer["by_n"] if measured in point]
+        power = layer["exponents"]["n"][measured]["exponent"]
         axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=3, label=f"{name}, $n^{{{power:.2f}}}$")
-    ns = sorted({point["n"] for found in layers.values() for point in found["by_n"]})
+    ns = sorted({point["n"] for layer in layers.values() for point in layer["by_n"]})
     axes.set(xscale="log", yscale="log", xlabel="n, positions")
     axes.set_xticks([n for n in ns if n & (n - 1) == 0], minor=False)
     axes.set_xticks([], minor=True)

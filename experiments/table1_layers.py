@@ -1,7 +1,7 @@
-"""The layers of the paper's Table 1, each from (B, T, D) to (B, T, D), and what can be counted of them by running them.
+"""The layers of the paper's Table 1, each a map from (B, T, D) to (B, T, D), and functions that count their operations.
 
-Self-attention is the package's own module, with W_Q, W_K, W_V and W_O. Residuals, normalisation and feed-forward
-networks are left out, as the table has none.
+Self-attention is the module of the package, with W_Q, W_K, W_V and W_O. As in the table, there are no residuals, norms
+or feed-forward networks.
 """
 
 # Axes: B batch, T positions, D width of the layer.
@@ -22,8 +22,8 @@ from transduce import RunConfig, base, with_model
 from transduce.attention import Visible
 from transduce.model import Attended, SelfAttention
 
-D_K = 64  # as in the paper's base and big alike: a wider layer has more heads, not wider ones
-PATH_WIDTH = 16  # of the layers whose paths are followed, which no width changes
+D_K = 64  # as in the paper's base and big: a wider layer has more heads, not wider heads
+PATH_WIDTH = 16  # the width of layers whose path length is measured; it does not depend on the width
 aten = torch.ops.aten
 
 
@@ -33,7 +33,8 @@ def attention_config(d: int, window: int | None = None) -> RunConfig:
 
 
 class Attention(nn.Module):
-    """Self-attention of all positions, or restricted to a window; `as_written` holds all weights at once."""
+    """Self-attention, either full or restricted to a window. With `as_written`, all attention weights are in memory at
+    the same time, as in equation 1."""
 
     def __init__(self, d: int, window: int | None = None, as_written: bool = False) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class Attention(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """h_t = tanh(x_t W + h_(t-1) U), in a loop over t. All x_t W are one product, as nothing in them waits."""
+    """h_t = tanh(x_t W + h_(t-1) U), in a loop over t. All x_t W are one product, because they do not depend on h."""
 
     def __init__(self, d: int) -> None:
         super().__init__()
@@ -60,23 +61,25 @@ class Recurrent(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         h_BD = torch.zeros_like(x_BTD[:, 0])
         states = []
-        # Not x_BTD[:, t]: on the way back each such cut makes zeros of the whole length, n n in all.
+        # Not x_BTD[:, t]: in the backward pass each slice allocates zeros of the full length, n n in total.
         for xW_BD in (x_BTD @ self.W).unbind(1):
             h_BD = torch.addmm(xW_BD, h_BD, self.U).tanh()
             states.append(h_BD)
         return torch.stack(states, 1)
 
     def step(self, x_BTD: Tensor, h_BTD: Tensor) -> Tensor:
-        """Every position takes one step of time at once, from the state before it: n of them are the layer."""
+        """One time step of every position at once, each from the state of the previous position. n such steps are
+        equal to the layer."""
         before_BTD = torch.cat([torch.zeros_like(h_BTD[:, :1]), h_BTD[:, :-1]], 1)
         return (x_BTD @ self.W + before_BTD @ self.U).tanh()
 
 
 class Convolution(nn.Module):
-    """Centred on its position; dilated, it looks back from it.
+    """A convolution centred on its position, or a dilated one over previous positions.
 
-    For centred and dilated ones, no stack may join the two ends: of 6 positions by kernels of 3, the distance 5 is only
-    9 - 3 - 1, and whichever of these steps comes first leaves the sequence.
+    Centred dilated convolutions are not used, because a stack of them may not connect the two ends. For example, with 6
+    positions and kernels of size 3, the distance 5 is only 9 - 3 - 1, and every order of these steps leaves the
+    sequence.
     """
 
     def __init__(self, d: int, kernel: int, dilation: int | None = None) -> None:
@@ -87,7 +90,7 @@ class Convolution(nn.Module):
         self.convolve = nn.Conv1d(d, d, kernel, padding=padding, dilation=dilation or 1, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        # What looks back is padded on both sides all the same, and what comes after the last position is cut.
+        # `Conv1d` pads both sides; the outputs after the last position are removed.
         out_BDT: Tensor = self.convolve(x_BTD.transpose(1, 2))[..., : x_BTD.shape[1]]
         return out_BDT.transpose(1, 2)
 
@@ -96,30 +99,31 @@ class Convolution(nn.Module):
 
 
 class Products(NamedTuple):
-    """Multiply-adds of matrix products in one forward pass, as it ran: with padding, and with what a window hides."""
+    """Executed multiply-adds of matrix products in one forward pass, including padding and positions outside a
+    window."""
 
     whole: int
     paper: int
-    """Without W_Q, W_K, W_V and W_O: of self-attention, Table 1 has the scores and the weighted sums alone."""
+    """Without W_Q, W_K, W_V and W_O: for self-attention, Table 1 counts only the scores and the weighted sums."""
 
 
 def multiply_adds(layer: nn.Module, x_BTD: Tensor) -> Products:
-    # The counter knows of no fused attention on a CPU, and would pass over it.
-    known = {aten._scaled_dot_product_flash_attention_for_cpu: flops_of_attention}
-    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=known) as counter:
+    # PyTorch's counter does not support fused attention on a CPU and would count zero for it.
+    cpu_attention = {aten._scaled_dot_product_flash_attention_for_cpu: flops_of_attention}
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=cpu_attention) as counter:
         layer(x_BTD.detach())
     flops = counter.get_flop_counts()["Global"]
     whole = sum(flops.values()) // 2
     if not isinstance(layer, Attention):
         return Products(whole, whole)
-    # Projections are products of two matrices, attention of batches of them.
+    # Projections are the only products of two single matrices; attention uses batched products.
     paper = whole - flops[aten.mm] // 2
-    assert paper > 0, "the counter has passed over the attention"
+    assert paper > 0, "the counter missed the attention"
     return Products(whole, paper)
 
 
 def flops_of_attention(query: torch.Size, key: torch.Size, value: torch.Size, *_: object, **__: object) -> int:
-    """Of the scores and the weighted sums, from shapes; two for each multiply-add, as the counter has it."""
+    """FLOPs of the scores and the weighted sums. A multiply-add is two FLOPs, as in PyTorch's counter."""
     (n_attended, d_v), d_k = value[-2:], key[-1]
     return 2 * math.prod(query[:-1]) * n_attended * (d_k + d_v)
 
@@ -127,26 +131,27 @@ def flops_of_attention(query: torch.Size, key: torch.Size, value: torch.Size, *_
 # Sequential operations
 
 CHAINED = {"Mm": 1, "Bmm": 1, "Addmm": 1, "Convolution": 1, "ScaledDotProduct": 2}
-"""How many products, one after the other, an operation is, by how its name begins in the graph."""
+"""The number of consecutive products of an operation. Keys are prefixes of the operation's name in the graph."""
 MAY_CHAIN = re.compile("mm|conv|linear|attention|rnn", re.IGNORECASE)
 
 
 def longest_chain(output: Tensor) -> int:
-    """The most matrix products that wait for each other on any way from the input, in the graph that autograd kept.
+    """The longest chain of dependent matrix products in autograd's graph.
 
-    No machine, however parallel, could run fewer after each other than these.
+    Even a perfectly parallel machine must execute these products one after another.
     """
     chain: dict[Node, int] = {}
     assert output.grad_fn is not None
-    waiting = [output.grad_fn]
-    # Without recursion: a recurrent layer makes a graph thousands of operations deep.
-    while waiting:
-        node = waiting[-1]
-        before = [one for one, _ in node.next_functions if one is not None]
-        if unknown := [one for one in before if one not in chain]:
-            waiting += unknown
+    stack = [output.grad_fn]
+    # Without recursion, because the graph of a recurrent layer is thousands of operations deep.
+    while stack:
+        node = stack[-1]
+        inputs = [input_node for input_node, _ in node.next_functions if input_node is not None]
+        if unknown := [input_node for input_node in inputs if input_node not in chain]:
+            stack += unknown
         else:
-            chain[waiting.pop()] = products_in(node.name()) + max((chain[one] for one in before), default=0)
+            longest_input = max((chain[input_node] for input_node in inputs), default=0)
+            chain[stack.pop()] = products_in(node.name()) + longest_input
     return chain[output.grad_fn]
 
 
@@ -154,7 +159,7 @@ def products_in(operation: str) -> int:
     for name, n_products in CHAINED.items():
         if operation.startswith(name):
             return n_products
-    assert not MAY_CHAIN.search(operation), f"{operation} may be a matrix product, and is not in CHAINED"
+    assert not MAY_CHAIN.search(operation), f"{operation} may be a matrix product, but is not in CHAINED"
     return 0
 
 
@@ -162,30 +167,31 @@ def products_in(operation: str) -> int:
 
 
 def layers_between_ends(layer_at: Callable[[int], nn.Module], n: int) -> int:
-    """The fewest stacked layers through which the first of n inputs gets a gradient from the last output.
+    """The smallest number of stacked layers through which the first of n inputs receives a gradient from the last
+    output.
 
-    The gradient is carried back through one layer at a time. Between two, what is not zero is drawn anew: the product
-    of a thousand small numbers would be zero for want of digits.
+    The gradient passes through one layer at a time. Between two layers, non-zero gradients are replaced by random
+    numbers, because a product of a thousand small numbers would underflow to zero.
     """
-    lit_T = torch.arange(n) == n - 1
+    reached_T = torch.arange(n) == n - 1
     for count in range(1, n + 1):
         x_BTD = torch.randn(1, n, PATH_WIDTH, dtype=torch.float64, requires_grad=True)
-        direction_BTD = torch.randn_like(x_BTD) * lit_T[:, None]
+        direction_BTD = torch.randn_like(x_BTD) * reached_T[:, None]
         (gradient_BTD,) = torch.autograd.grad(layer_at(count).double()(x_BTD), x_BTD, direction_BTD)
-        lit_T = (gradient_BTD != 0).any(-1)[0]
-        if lit_T[0]:
+        reached_T = (gradient_BTD != 0).any(-1)[0]
+        if reached_T[0]:
             return count
-    raise AssertionError(f"{n} layers do not join the ends of {n} positions")
+    raise AssertionError(f"{n} layers do not connect the ends of {n} positions")
 
 
 def steps_between_ends(layer: Recurrent, n: int) -> int:
-    """As above, of steps of time in place of layers: in one recurrent layer every path leads through them."""
-    layer, lit_T = layer.double(), torch.arange(n) == n - 1
+    """The same, but counted in time steps: every path in a recurrent layer leads through time steps."""
+    layer, reached_T = layer.double(), torch.arange(n) == n - 1
     for count in range(1, n + 1):
         x_BTD, h_BTD = torch.randn(2, 1, n, PATH_WIDTH, dtype=torch.float64, requires_grad=True).unbind()
-        direction_BTD = torch.randn_like(x_BTD) * lit_T[:, None]
+        direction_BTD = torch.randn_like(x_BTD) * reached_T[:, None]
         to_x_BTD, to_h_BTD = torch.autograd.grad(layer.step(x_BTD, h_BTD), (x_BTD, h_BTD), direction_BTD)
         if (to_x_BTD != 0).any(-1)[0, 0]:
             return count
-        lit_T = (to_h_BTD != 0).any(-1)[0]
-    raise AssertionError(f"{n} steps do not join the ends of {n} positions")
+        reached_T = (to_h_BTD != 0).any(-1)[0]
+    raise AssertionError(f"{n} steps do not connect the ends of {n} positions")

@@ -1,15 +1,17 @@
-"""Table 2 of the paper: its four runs to the letter, to be run where there are eight GPUs and the data; and the same
-program at a scale where one GPU takes minutes, or a CPU an hour, scored on public test sets and with its cost.
+"""Table 2 of the paper: commands for its four runs, and smaller runs of the same program with their scores and costs.
 
-    python -m experiments.table2 --print en_de_big                # how to run the paper's, under torchrun
+The paper's runs need eight GPUs and the WMT14 data. Ours take minutes on one GPU or an hour on a CPU, and are scored on
+public test sets.
+
+    python -m experiments.table2 --print en_de_big                # the commands of a run of the paper, under torchrun
     python -m experiments.table2 --run europarl --data DATA --work WORK --out experiments/results/table2_h200.json
     python -m experiments.table2 --run europarl-cpu --data DATA --work WORK --out experiments/results/table2_cpu.json
     python -m experiments.table2 --out experiments/results/table2_h200.json --table
 
 DATA holds europarl-de-en/{train,dev,test}, newstest/de-en/newstest2014, multi30k/{train,val,test_2016_flickr}, each as
-.de.xz and .en.xz, and tatoeba-en-de/all.{de,en}.xz. What is prepared or has not ended stays in WORK, and the same
-command goes on with it. Search is the paper's, beam 4 and length penalty 0.6, by the average of checkpoints. Runs of
-`python -m experiments.multi30k` are shown as well where --multi30k says what it wrote.
+.de.xz and .en.xz, and tatoeba-en-de/all.{de,en}.xz. WORK keeps prepared data and unfinished runs, and the same command
+resumes them. Search uses the paper's settings (beam 4, length penalty 0.6) and the average of checkpoints. --multi30k
+names a result of `python -m experiments.multi30k`, which the table then includes.
 """
 
 from __future__ import annotations
@@ -25,10 +27,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import bundled_model, multi30k, render
-from experiments.flops import Lengths, as_the_paper, counted
+from experiments.flops import Lengths, counted, estimated_flops
 from experiments.passport import write_result
 from experiments.published import BEST, EN_FR, EN_FR_BIG, TABLE_2, TRAINING
-from experiments.runs import BATCH_SIZE, Record, beside, prepare_once, record_of, score, settings_from, train_config
+from experiments.runs import (
+    BATCH_SIZE,
+    Record,
+    prepare_once,
+    record_of,
+    run_in_parallel,
+    score,
+    settings_from,
+    train_config,
+)
 from transduce import RunConfig, Translator, base, big, override, small, tiny, with_model
 from transduce.data.prepare import Prepared
 from transduce.evaluation.evaluate import read_text
@@ -54,48 +65,48 @@ def en_fr_big() -> RunConfig:
     return override(big(), (f"{name}={value}" for name, value in EN_FR_BIG.items()))
 
 
-class Paper(NamedTuple):
+class PaperRun(NamedTuple):
     config: Callable[[], RunConfig]
     size: Size
     direction: str
     stated: dict[str, Any]
-    """What the paper says of this run and not of its size."""
+    """Settings that the paper states for this run, and that differ from those of its size."""
 
     def differences(self) -> list[Row]:
-        """From the paper, by `check-paper`, once it knows of the language pair."""
+        """The rows of `check-paper` that differ from the paper, except for the settings in `stated`."""
         rows = check_paper(self.config(), self.size)
         return [row for row in rows if row.verdict == "differs" and self.stated.get(row.setting) != row.ours]
 
 
 PAPER_RUNS = {
-    "en_de_base": Paper(en_de_base, "base", "en-de", {}),
-    "en_de_big": Paper(en_de_big, "big", "en-de", {}),
-    "en_fr_base": Paper(en_fr_base, "base", "en-fr", EN_FR),
-    "en_fr_big": Paper(en_fr_big, "big", "en-fr", EN_FR_BIG),
+    "en_de_base": PaperRun(en_de_base, "base", "en-de", {}),
+    "en_de_big": PaperRun(en_de_big, "big", "en-de", {}),
+    "en_fr_base": PaperRun(en_fr_base, "base", "en-fr", EN_FR),
+    "en_fr_big": PaperRun(en_fr_big, "big", "en-fr", EN_FR_BIG),
 }
 
 
-def how_to_run(name: str) -> str:
-    """Commands, and what they will make."""
+def commands_for(name: str) -> str:
+    """The commands of a run of the paper, with comments on the resulting model and on the paper's cost."""
     config, size, direction, _ = paper = PAPER_RUNS[name]
     source, target = direction.split("-")
     prepared, preset = f"wmt14-{direction}", {"base": base, "big": big}[size]()
     cost = TRAINING[size]
-    flops = as_the_paper(cost.hours * 3600, cost.n_gpus, cost.device)
+    flops = estimated_flops(cost.hours * 3600, cost.n_gpus, cost.device)
     train = ["train", prepared, "--size", size, "--out", name]
     for setting in settings_from(config(), preset):
         train += ["--set", setting]
-    split = " --compound-split" if target == "de" else ""  # as the paper's scores were
+    split = " --compound-split" if target == "de" else ""  # as for the paper's scores
     differing = ", ".join(row.setting for row in paper.differences()) or "nothing"
     return "\n".join(
         [
-            f"# differing from the paper: {differing}; {count_parameters(config()) / 1e6:.1f} M parameters",
-            f"# the paper: {cost.hours:g} hours on {cost.n_gpus} {cost.device}, {flops:.1e} FLOPs as it counts them",
+            f"# differences from the paper: {differing}; {count_parameters(config()) / 1e6:.1f} M parameters",
+            f"# the paper: {cost.hours:g} hours on {cost.n_gpus} {cost.device}, {flops:.1e} FLOPs by its own estimate",
             f"transduce prepare train.{source} train.{target} --languages {direction} --valid newstest2013.{source} "
             f"newstest2013.{target} --vocab-size {config().model.source_vocab_size} --out {prepared}",
-            "# one machine with eight GPUs",
+            "# on one machine with eight GPUs",
             shlex.join(["transduce", *train, "--devices", "8"]),
-            "# or several, on each of them",
+            "# or on several machines: run this on each of them",
             "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
             + shlex.join(["-m", "transduce", *train]),
             f"transduce evaluate {name} --source newstest2014.{source} --reference newstest2014.{target}{split}",
@@ -108,7 +119,7 @@ def how_to_run(name: str) -> str:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Paths have the language in the place of {}."""
+    """In paths, {} stands for the language."""
 
     train: str
     valid: str
@@ -130,7 +141,7 @@ def on_tatoeba() -> RunConfig:
 
 
 def on_europarl() -> RunConfig:
-    """The paper's base, with the dropout of its big: so little text is read some thirty times."""
+    """The paper's base with the dropout of big, because training visits so little text about thirty times."""
     config = with_model(base(), dropout=big().model.dropout)
     return replace(config, train=replace(config.train, max_steps=12_000, checkpoint_steps=400, valid_translations=0))
 
@@ -141,7 +152,7 @@ def on_europarl_big() -> RunConfig:
 
 
 def on_a_cpu(batch_tokens: int, max_steps: int, warmup_steps: int) -> RunConfig:
-    """`small`, with the paper's rate and dropout, for so little time that nothing is read often."""
+    """`small` with the paper's rate and dropout. The runs are short and visit each sentence only a few times."""
     settings = [
         f"data.batch_tokens={batch_tokens}",
         f"train.max_steps={max_steps}",
@@ -161,7 +172,7 @@ EUROPARL = Corpus(
     config=on_europarl,
     vocabulary=16_000,
 )
-# Its parts are made by `bundled_model split`: no sentence of the test has a side in training.
+# `bundled_model split` makes the parts: no German or English sentence of the test text occurs in training.
 TATOEBA = Corpus(
     train="train.{}",
     valid="valid.{}",
@@ -200,35 +211,35 @@ class Job(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     if options.print:
-        print("\n\n".join(how_to_run(name) for name in options.print))
+        print("\n\n".join(commands_for(name) for name in options.print))
         return
     if options.run:
         run_missing(options)
-    other = json.loads(options.multi30k.read_text(encoding="utf-8")) if options.multi30k else None
-    print(table([json.loads(options.out.read_text(encoding="utf-8"))], other))
+    multi30k_result = json.loads(options.multi30k.read_text(encoding="utf-8")) if options.multi30k else None
+    print(table([json.loads(options.out.read_text(encoding="utf-8"))], multi30k_result))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--print", nargs="+", choices=list(PAPER_RUNS), help="How to run these of the paper's.")
+    parser.add_argument("--print", nargs="+", choices=list(PAPER_RUNS), help="Print the commands of these runs.")
     parser.add_argument("--run", nargs="+", choices=list(CORPORA))
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--work", type=Path, help="For what is prepared, and for runs that have not ended.")
+    parser.add_argument("--work", type=Path, help="Folder for prepared data and unfinished runs.")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
-    parser.add_argument("--budget", help="Such as 4m: steps are chosen to fill it.")
-    parser.add_argument("--set", nargs="*", default=[], help="Settings after ours.")
-    parser.add_argument("--vocabulary", type=int, help="Subwords, where ours are too many.")
-    parser.add_argument("--sentences", type=int, help="Of each test, the first so many; all when not given.")
-    parser.add_argument("--beside", type=int, default=1, help="Runs at once.")
+    parser.add_argument("--budget", help="Training time, such as 4m, which decides the number of steps.")
+    parser.add_argument("--set", nargs="*", default=[], help="Settings that override ours.")
+    parser.add_argument("--vocabulary", type=int, help="Number of subwords, instead of ours.")
+    parser.add_argument("--sentences", type=int, help="Use only the first N sentences of each test set. Default: all.")
+    parser.add_argument("--beside", type=int, default=1, help="Number of simultaneous runs.")
     parser.add_argument("--device")
-    parser.add_argument("--multi30k", type=Path, help="What experiments.multi30k wrote, to be shown as well.")
-    parser.add_argument("--table", action="store_true", help="Only print what is there.")
+    parser.add_argument("--multi30k", type=Path, help="A result of experiments.multi30k to include in the table.")
+    parser.add_argument("--table", action="store_true", help="Only print the table of the existing result.")
     options = parser.parse_args(arguments)
     if options.run and not (options.data and options.work and options.out):
-        parser.error("--run needs --data, --work and --out")
+        parser.error("--run needs --data, --work and --out: give all three")
     if not options.print and not options.out:
-        parser.error("--out is needed")
+        parser.error("--out is missing: name the result file")
     return options
 
 
@@ -245,10 +256,10 @@ def run_missing(options: argparse.Namespace) -> None:
     jobs = [job for job in jobs if not any(job._asdict().items() <= run.items() for run in result["runs"])]
     for job in jobs:
         prepare(options, job)
-    for job, record in beside(options.beside, partial(run_one, options), jobs):
+    for job, record in run_in_parallel(options.beside, partial(run_one, options), jobs):
         result["runs"].append(job._asdict() | {"beside": min(options.beside, len(jobs))} | record)
         write_result(options.out, result)
-        shutil.rmtree(folder_of(options, job))  # not before it is written down
+        shutil.rmtree(folder_of(options, job))  # only after the result is written
 
 
 def vocabulary_of(options: argparse.Namespace, name: str) -> int:
@@ -256,7 +267,7 @@ def vocabulary_of(options: argparse.Namespace, name: str) -> int:
 
 
 def text_of(corpus: str) -> str:
-    """Of which there may be several models, which share what is prepared."""
+    """The name of the text without a suffix such as "-cpu". Entries of one text share the prepared data."""
     return corpus.partition("-")[0]
 
 
@@ -269,9 +280,9 @@ def prepared_of(options: argparse.Namespace, job: Job) -> Path:
 
 
 def folder_of(options: argparse.Namespace, job: Job) -> Path:
-    """Another for other settings."""
-    asked = [*job.settings, job.budget or "", str(job.vocabulary)]
-    name = "-".join([job.corpus, job.direction, str(job.seed), *asked]).replace("/", "_")
+    """The folder of a run, with a different name for different settings."""
+    settings = [*job.settings, job.budget or "", str(job.vocabulary)]
+    name = "-".join([job.corpus, job.direction, str(job.seed), *settings]).replace("/", "_")
     return Path(options.work / "runs" / name)
 
 
@@ -289,7 +300,7 @@ def run_one(options: argparse.Namespace, job: Job) -> Record:
     done = train_config(folder_of(options, job), prepared, config, device=options.device, budget=job.budget)
     record = record_of(done)
     lengths = Lengths.of(*Prepared(prepared).train.lengths())
-    seen = lengths.times(record["target_tokens"] / lengths.target)
+    seen = lengths.multiply(record["target_tokens"] / lengths.target)
     translator = Translator.load(done.folder, device=done.settled.choices.device, batch_size=BATCH_SIZE)
     scores = {}
     for name, path in corpus.tests.items():
@@ -303,11 +314,11 @@ def run_one(options: argparse.Namespace, job: Job) -> Record:
     }
 
 
-# What is shown
+# The table
 
 
 class Entry(NamedTuple):
-    """One run on one test set."""
+    """The score of one run on one test set."""
 
     corpus: str
     direction: str
@@ -318,40 +329,41 @@ class Entry(NamedTuple):
     interval: Sequence[float] | None
     signature: str
     minutes: float
-    """Of the device: runs beside each other on a GPU have a share of it each, those on a CPU cores of their own."""
+    """Time of the whole device: simultaneous runs on a GPU share it, but simultaneous runs on a CPU have their own
+    cores."""
     tokens_per_second: float
     flops_counted: float | None
     device: str
 
     @property
-    def kind(self) -> tuple[Any, ...]:
-        """Seeds of one kind are shown together."""
+    def group(self) -> tuple[Any, ...]:
+        """Entries of one group differ only in the seed and share a row."""
         return self.corpus, self.direction, self.test, self.search, self.parameters, self.device
 
     @property
-    def place(self) -> tuple[str, str, str]:
-        """For what others have published."""
+    def published_key(self) -> tuple[str, str, str]:
+        """The key of the best published score in `BEST`."""
         return text_of(self.corpus), self.test, self.direction
 
     @property
     def flops(self) -> float | None:
-        """As the paper counts them."""
-        return as_the_paper(60 * self.minutes, 1, self.device)
+        """By the paper's estimate."""
+        return estimated_flops(60 * self.minutes, 1, self.device)
 
 
-def table(results: Sequence[Record], of_multi30k: Record | None = None) -> str:
-    """The paper's, ours, and how those that stand beside ours were made. `of_multi30k`: of `experiments.multi30k`."""
+def table(results: Sequence[Record], multi30k_result: Record | None = None, missing: Sequence[str] = ()) -> str:
+    """The paper's table, our table, notes on the best published scores, and the signatures. `missing` names corpora
+    that have no run and get a row without values."""
     entries = [entry for result in results for run in result["runs"] for entry in entries_of(run)]
-    entries += [entry_of_multi30k(run) for run in (of_multi30k or {"runs": []})["runs"]]
-    kinds: dict[tuple[Any, ...], list[Entry]] = {}
+    entries += [entry_of_multi30k(run) for run in (multi30k_result or {"runs": []})["runs"]]
+    groups: dict[tuple[Any, ...], list[Entry]] = {}
     for entry in entries:
-        kinds.setdefault(entry.kind, []).append(entry)
-    ours = [row_of(own) for own in kinds.values()]
-    shown = {entry.place for entry in entries}
+        groups.setdefault(entry.group, []).append(entry)
+    ours = [row for name in missing for row in rows_without_values(name)]
+    ours += [row_of(group) for group in groups.values()]
+    keys = {entry.published_key for entry in entries}
     notes = [
-        f"- {best.bleu:g}, {best.system} ({best.source}): {best.differs}."
-        for place, best in BEST.items()
-        if place in shown
+        f"- {best.bleu:g}, {best.system} ({best.source}): {best.differs}." for key, best in BEST.items() if key in keys
     ]
     signatures = [f"- `{signature}`" for signature in dict.fromkeys(entry.signature for entry in entries)]
     parts = [paper_table(), render.table(HEAD, ours), "\n".join(notes), "Signatures:\n\n" + "\n".join(signatures)]
@@ -359,40 +371,49 @@ def table(results: Sequence[Record], of_multi30k: Record | None = None) -> str:
 
 
 HEAD = [
-    "trained on, direction",
-    "scored on",
-    "M parameters",
+    "training text, direction",
+    "test set",
+    "parameters (millions)",
     "search",
     "BLEU",
     "seeds",
-    "on",
+    "ran on",
     "minutes",
-    "target tokens/s",
-    "FLOPs as the paper",
-    "counted",
-    "best published",
+    "target tokens per second",
+    "FLOPs, the paper's estimate",
+    "FLOPs, counted",
+    "best published BLEU",
 ]
 
 
+def rows_without_values(corpus: str) -> list[list[str]]:
+    """One row for each direction and test set of a corpus that has no run."""
+    return [
+        [f"{corpus}, {direction}", test, "", "", "not run", "0", *[""] * (len(HEAD) - 6)]
+        for direction in CORPORA[corpus].directions
+        for test in CORPORA[corpus].tests
+    ]
+
+
 def paper_table() -> str:
-    """As printed; of its own two models also the products of its 100,000 and 300,000 steps."""
+    """The printed figures, and for the paper's own models also our count for 100,000 or 300,000 steps."""
     rows = []
     for cost in TABLE_2:
         size: Size | None = next((size for size in ("base", "big") if cost.name == f"Transformer ({size})"), None)
-        products = ""
+        flops = ""
         if size is not None:
             config = PAPER_RUNS[f"en_de_{size}"].config()
             tokens = float(config.train.max_steps * config.data.batch_tokens)
-            products = f"{counted(config.model, Lengths(tokens, tokens, 0, 0, 0)):.1e}"
+            flops = f"{counted(config.model, Lengths(tokens, tokens, 0, 0, 0)):.1e}"
         figures = [*((f"{x:g}" if x else "") for x in cost[1:3]), *((f"{x:.1e}" if x else "") for x in cost[3:])]
-        rows.append([cost.name, *figures, products])
+        rows.append([cost.name, *figures, flops])
     head = [
         "the paper, newstest2014",
         "BLEU En-De",
-        "En-Fr",
+        "BLEU En-Fr",
         "FLOPs En-De",
-        "En-Fr",
-        "counted, without attention's own",
+        "FLOPs En-Fr",
+        "FLOPs counted, without scores and sums of attention",
     ]
     return render.table(head, rows)
 
@@ -403,22 +424,22 @@ def entries_of(run: Record) -> list[Entry]:
             run["corpus"],
             run["direction"],
             test,
-            of["search"],
+            result["search"],
             run["parameters"],
-            of["bleu"],
-            of["interval"],
-            of["signature"],
+            result["bleu"],
+            result["interval"],
+            result["signature"],
             run["minutes"] / (1 if run["device"].startswith("cpu") else run["beside"]),
             run["tokens_per_second"],
             run["flops_counted"],
             run["device"],
         )
-        for test, of in run["scores"].items()
+        for test, result in run["scores"].items()
     ]
 
 
 def entry_of_multi30k(run: Record) -> Entry:
-    """Which tokens it saw it does not tell, so that nothing can be counted."""
+    """The result does not contain the number of tokens in training, so the FLOPs cannot be counted."""
     config = RunConfig.from_json(json.dumps(run["config"]))
     search = f"beam {multi30k.BEAM}, length penalty {multi30k.ALPHAS[0]:g}"
     return Entry(
@@ -438,16 +459,16 @@ def entry_of_multi30k(run: Record) -> Entry:
 
 
 def row_of(entries: Sequence[Entry]) -> list[str]:
-    """Mean and spread over seeds; of one seed the interval."""
+    """Mean and spread over seeds, or the interval of the only seed."""
     first, values = entries[0], [entry.bleu for entry in entries]
-    bleu = render.spread_of(values)
+    bleu = render.mean_and_spread(values)
     if len(entries) == 1 and first.interval is not None:
         bleu += f" ({first.interval[0]:.1f} to {first.interval[1]:.1f})"
-    best = BEST.get(first.place)
+    best = BEST.get(first.published_key)
 
     def mean(name: str, form: str) -> str:
-        found = [value for entry in entries if (value := getattr(entry, name)) is not None]
-        return format(sum(found) / len(found), form) if found else ""
+        values = [value for entry in entries if (value := getattr(entry, name)) is not None]
+        return format(sum(values) / len(values), form) if values else ""
 
     return [
         f"{first.corpus}, {first.direction}",

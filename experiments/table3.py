@@ -1,14 +1,14 @@
-"""Table 3 of the paper, row by row, and what people ask of it, at a scale where a run takes about half a minute.
+"""Table 3 of the paper, row by row, with extra rows that the paper does not have, at a scale of about a minute per run.
 
     python -m experiments.table3 --prepared FOLDER --out experiments/results/table3_h200.json --beside 8
     python -m experiments.table3 --out experiments/results/table3_h200.json --table
 
-A row is a function from one `RunConfig` to another: of the paper's base it makes the paper's row, of base with every
-width divided by `--scale`, its depth by `--depth`, the same row at that scale. There are fewer steps, of which a fifth
-is warm-up, and smaller batches; the rate has the peak that equation 3 gives it after 4,000 steps. As in the paper
-nothing is averaged, and nothing is chosen either: a run is judged by its last weights, on the validation text. FOLDER
-is prepared text, such as `python -m experiments.bundled_model split` makes of Tatoeba. The result is written after each
-run, and runs that are in it are not run again.
+A row is a function from one `RunConfig` to another. Applied to the paper's base, it gives the row of the paper. Our
+runs apply it to a smaller base, whose widths are divided by `--scale` and whose depth is divided by `--depth`. They
+have fewer steps, one fifth of them warm-up, and smaller batches. The peak rate is that of equation 3 after 4,000 steps.
+As in the paper, checkpoints are not averaged. The last weights are scored on the validation text. FOLDER is a prepared
+folder, such as WORK/prepared of `python -m experiments.bundled_model split`. The result is written after each run, and
+runs in it are not repeated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from experiments.chart import dot_chart
 from experiments.gradient_norms import gradient_norms
 from experiments.passport import passport, write_result
 from experiments.published import TABLE_3
-from experiments.runs import BATCH_SIZE, Record, beside, record_of, score, settings_from, train_config
+from experiments.runs import BATCH_SIZE, Record, record_of, run_in_parallel, score, settings_from, train_config
 from experiments.variants import VARIANTS
 from transduce import ConfigError, RunConfig, Translator, base, load_model, override, with_model
 from transduce.data.prepare import Prepared
@@ -40,22 +40,24 @@ from transduce.evaluation.evaluate import perplexity_of
 from transduce.model_folder.format import MODEL, load_origin
 from transduce.paper_check import count_parameters
 from transduce.training.dial import SHAPES_ON_GPU, with_steps
-from transduce.training.trainer import TrainingError
+from transduce.training.gradients import TrainingError
 
 Change = Callable[[RunConfig], RunConfig]
 
 SCALE, STEPS, BATCH_TOKENS = 4, 3000, 8192
 DEPTH = ("n_encoder_layers", "n_decoder_layers")
 BIG_STEPS = 3
-"""Times those of base, as in the paper."""
-GRAIN = 16
+"""Steps of big divided by steps of base, as in the paper."""
+WIDTH_MULTIPLE = 16
+"""Widths that are multiples of this are fast on a GPU."""
+SEEDS = (1, 2, 3)
 
 
-# What a row changes
+# The changes of rows
 
 
 def heads(n: int) -> Change:
-    """So many, at constant cost: all of them together stay as wide."""
+    """`n` heads at constant cost: the total width of all heads stays the same."""
 
     def change(config: RunConfig) -> RunConfig:
         model = config.model
@@ -64,16 +66,16 @@ def heads(n: int) -> Change:
     return change
 
 
-def times(factor: float, *names: str) -> Change:
-    """Those widths, or the depth, so many times as large."""
+def multiply(factor: float, *names: str) -> Change:
+    """Multiplies the named sizes by a factor."""
 
     def change(config: RunConfig) -> RunConfig:
-        wanted = {name: factor * getattr(config.model, name) for name in names}
-        if odd := [f"{name} {width:g}" for name, width in wanted.items() if width != int(width)]:
+        sizes = {name: factor * getattr(config.model, name) for name in names}
+        if fractions := [f"{name} {size:g}" for name, size in sizes.items() if size != int(size)]:
             raise ConfigError(
-                f"{', '.join(odd)} is no whole number: --scale and --depth must divide what a row changes"
+                f"{', '.join(fractions)} is not a whole number: choose --scale and --depth that divide these sizes"
             )
-        return with_model(config, **{name: int(width) for name, width in wanted.items()})
+        return with_model(config, **{name: int(size) for name, size in sizes.items()})
 
     return change
 
@@ -87,18 +89,18 @@ def label_smoothing(share: float) -> Change:
 
 
 def big(config: RunConfig) -> RunConfig:
-    wide = times(2, "d_model", "d_ff", "n_heads")(with_model(config, dropout=0.3))
+    wide = multiply(2, "d_model", "d_ff", "n_heads")(with_model(config, dropout=0.3))
     return replace(wide, train=replace(wide.train, max_steps=BIG_STEPS * wide.train.max_steps))
 
 
 def one_narrow_head(config: RunConfig) -> RunConfig:
-    """One head as wide as one of many, and what that saves given to the feed-forward networks: as many parameters, but
-    for what rounding to a width that a GPU likes makes of it."""
+    """One head of the usual width, and wider feed-forward networks, so that the number of parameters stays the same up
+    to rounding of d_ff."""
     narrow = with_model(config, n_heads=1)
-    saved = count_parameters(config) - count_parameters(narrow)
-    wider = with_model(narrow, d_ff=narrow.model.d_ff + 1)
-    for_one_more = count_parameters(wider) - count_parameters(narrow)
-    return with_model(narrow, d_ff=narrow.model.d_ff + GRAIN * round(saved / for_one_more / GRAIN))
+    n_saved = count_parameters(config) - count_parameters(narrow)
+    n_per_unit = count_parameters(with_model(narrow, d_ff=narrow.model.d_ff + 1)) - count_parameters(narrow)
+    n_units = WIDTH_MULTIPLE * round(n_saved / n_per_unit / WIDTH_MULTIPLE)
+    return with_model(narrow, d_ff=narrow.model.d_ff + n_units)
 
 
 class Row(NamedTuple):
@@ -111,21 +113,29 @@ class Row(NamedTuple):
     def key(self) -> str:
         return f"{self.letter}: {self.name}"
 
+    @property
+    def is_in_paper(self) -> bool:
+        return self.letter != "asked"
+
+    @property
+    def label(self) -> str:
+        return self.letter if self.is_in_paper else "extra"
+
 
 ROWS = [
     Row("base", "base", lambda config: config),
     *(Row("A", f"{n} head{'s' if n > 1 else ''}", heads(n)) for n in (1, 4, 16, 32)),
-    Row("B", "d_k / 4", times(1 / 4, "d_k")),
-    Row("B", "d_k / 2", times(1 / 2, "d_k")),
-    # Of the paper's 6: 2, 4 and 8.
-    Row("C", "depth / 3", times(1 / 3, *DEPTH)),
-    Row("C", "depth x 2/3", times(2 / 3, *DEPTH)),
-    Row("C", "depth x 4/3", times(4 / 3, *DEPTH)),
-    # Heads grow with the model, so that all of them together stay as wide as it is.
-    Row("C", "d_model / 2", times(1 / 2, "d_model", "d_k", "d_v")),
-    Row("C", "d_model x 2", times(2, "d_model", "d_k", "d_v")),
-    Row("C", "d_ff / 2", times(1 / 2, "d_ff")),
-    Row("C", "d_ff x 2", times(2, "d_ff")),
+    Row("B", "d_k / 4", multiply(1 / 4, "d_k")),
+    Row("B", "d_k / 2", multiply(1 / 2, "d_k")),
+    # Relative to the paper's 6 layers: 2, 4 and 8.
+    Row("C", "depth / 3", multiply(1 / 3, *DEPTH)),
+    Row("C", "depth x 2/3", multiply(2 / 3, *DEPTH)),
+    Row("C", "depth x 4/3", multiply(4 / 3, *DEPTH)),
+    # The width of a head changes with d_model, so that all heads together stay as wide as the model.
+    Row("C", "d_model / 2", multiply(1 / 2, "d_model", "d_k", "d_v")),
+    Row("C", "d_model x 2", multiply(2, "d_model", "d_k", "d_v")),
+    Row("C", "d_ff / 2", multiply(1 / 2, "d_ff")),
+    Row("C", "d_ff x 2", multiply(2, "d_ff")),
     *(Row("D", f"dropout {p:g}", model(dropout=p)) for p in (0.0, 0.2)),
     *(Row("D", f"label smoothing {share:g}", label_smoothing(share)) for share in (0.0, 0.2)),
     Row("E", "learned positions", model(positions="learned")),
@@ -141,9 +151,9 @@ LETTERS = list(dict.fromkeys(row.letter for row in ROWS))
 
 
 def scaled(by: int, depth: int, steps: int) -> RunConfig:
-    """The paper's base with every width divided, and its depth, for so many steps."""
+    """The paper's base with all widths divided by `by` and the numbers of layers divided by `depth`."""
     paper = base()
-    config = times(1 / depth, *DEPTH)(times(1 / by, "d_model", "d_ff", "d_k", "d_v")(paper))
+    config = multiply(1 / depth, *DEPTH)(multiply(1 / by, "d_model", "d_ff", "d_k", "d_v")(paper))
     data = replace(paper.data, batch_tokens=BATCH_TOKENS, n_shapes=SHAPES_ON_GPU)
     train = replace(paper.train, average_last=1, valid_translations=0)
     return with_steps(replace(config, data=data, train=train), steps)
@@ -161,10 +171,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     if not options.table:
         run_missing(options)
-    found = json.loads(options.out.read_text(encoding="utf-8"))
-    print("\n\n".join(show(found) for show in (table, asked_table, source_table, gradient_table)))
+    result = json.loads(options.out.read_text(encoding="utf-8"))
+    print("\n\n".join(show(result) for show in (table, extra_table, source_table, gradient_table)))
     if options.svg is not None:
-        draw(options.svg, found)
+        draw(options.svg, result)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -176,51 +186,54 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="*",
         default=LETTERS,
         metavar="LETTER",
-        help=f"By their letters, {', '.join(LETTERS)}; none: the norms of gradients alone.",
+        help=f"Run the rows with these letters ({', '.join(LETTERS)}). Without a letter: only the gradient norms.",
     )
-    parser.add_argument("--names", nargs="+", help="Of these only those of these names.")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--beside", type=int, default=1, help="Runs at once: small models leave most of a GPU idle.")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="No run is begun after this.")
-    parser.add_argument("--steps", type=int, default=STEPS, help="Of base.")
-    parser.add_argument("--scale", type=int, default=SCALE, help="Divides the paper's widths.")
-    parser.add_argument("--depth", type=int, default=1, help="Divides the paper's depth.")
-    parser.add_argument("--set", nargs="*", default=[], help="Settings of base after ours.")
-    parser.add_argument("--sentences", type=int, help="Of the validation text that are translated; all when not given.")
+    parser.add_argument("--names", nargs="+", help="Run only the rows with these names.")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument(
+        "--beside", type=int, default=1, help="Number of simultaneous runs. A small model leaves most of a GPU idle."
+    )
+    parser.add_argument("--minutes", type=float, default=math.inf, help="No run starts after this time.")
+    parser.add_argument("--steps", type=int, default=STEPS, help="Training steps of base.")
+    parser.add_argument("--scale", type=int, default=SCALE, help="Divisor of the paper's widths.")
+    parser.add_argument("--depth", type=int, default=1, help="Divisor of the paper's numbers of layers.")
+    parser.add_argument("--set", nargs="*", default=[], help="Settings of base that override ours.")
+    parser.add_argument("--sentences", type=int, help="Translate only N validation sentences. Default: all.")
     parser.add_argument("--device")
-    parser.add_argument("--svg", type=Path, help="Where perplexities are drawn.")
-    parser.add_argument("--table", action="store_true", help="Only print what is there.")
+    parser.add_argument("--svg", type=Path, help="Write a chart of all perplexities to this file.")
+    parser.add_argument("--table", action="store_true", help="Only print the tables of the existing result.")
     options = parser.parse_args(arguments)
     if options.prepared is None and not options.table:
-        parser.error("--prepared FOLDER is needed to run anything")
+        parser.error("a run needs --prepared FOLDER; use --table to print an existing result")
     if unknown := set(options.rows).difference(LETTERS):
-        parser.error(f"--rows {unknown.pop()} is none of {', '.join(LETTERS)}")
+        parser.error(f"unknown row {unknown.pop()} in --rows: choose from {', '.join(LETTERS)}")
     return options
 
 
 def run_missing(options: argparse.Namespace) -> None:
-    own = kind(options)
-    result: Record = {"experiment": "table3", "kind": own, "runs": [], "gradient_norms": []}
+    kind = kind_of(options)
+    result: Record = {"experiment": "table3", "kind": kind, "runs": [], "gradient_norms": []}
     if options.out.exists():
         result = json.loads(options.out.read_text(encoding="utf-8"))
-        if {"depth": 1} | result["kind"] != own:  # there are results from before one could choose it
-            sys.exit(f"{options.out} has runs of another kind ({result['kind']}, not {own}): give another --out")
+        if {"depth": 1} | result["kind"] != kind:  # older results have no depth
+            sys.exit(f"{options.out} has runs of another kind ({result['kind']}, not {kind}): choose another --out")
     known = {(run["row"], run["seed"]) for run in result["runs"]}
     names = [row.key for row in ROWS if row.letter in options.rows and row.name in (options.names or [row.name])]
     jobs = [Job(name, seed) for seed in options.seeds for name in names if (name, seed) not in known]
-    for job, record in beside(options.beside, partial(run_one, options), jobs, options.minutes):
+    for job, record in run_in_parallel(options.beside, partial(run_one, options), jobs, options.minutes):
         result["runs"].append(job._asdict() | {"beside": min(options.beside, len(jobs))} | record)
         write_result(options.out, result)
-        print(json.dumps(job._asdict() | {name: record.get(name) for name in TOLD}), file=sys.stderr, flush=True)
+        progress = job._asdict() | {name: record.get(name) for name in PROGRESS_FIELDS}
+        print(json.dumps(progress), file=sys.stderr, flush=True)
     add_gradient_norms(options, result)
     write_result(options.out, result)
 
 
-TOLD = ("perplexity", "bleu", "minutes", "passes", "failed")
+PROGRESS_FIELDS = ("perplexity", "bleu", "minutes", "passes", "failed")
 
 
-def kind(options: argparse.Namespace) -> Record:
-    """What all runs of one table have in common."""
+def kind_of(options: argparse.Namespace) -> Record:
+    """The properties that all runs of one table share."""
     return {
         "scale": options.scale,
         "depth": options.depth,
@@ -237,7 +250,7 @@ def base_of(options: argparse.Namespace) -> RunConfig:
 
 def config_of(options: argparse.Namespace, row: Row, seed: int) -> RunConfig:
     config = row.change(base_of(options))
-    # One checkpoint, the last: so there is nothing to choose from.
+    # The last step is the only checkpoint, so that the trainer cannot select another one.
     return replace(config, train=replace(config.train, seed=seed, checkpoint_steps=config.train.max_steps))
 
 
@@ -246,32 +259,36 @@ def run_one(options: argparse.Namespace, job: Job) -> Record:
     config, variant = config_of(options, row, job.seed), VARIANTS[row.variant]
     about = {"change": settings_from(row.change(base_of(options)), base_of(options)), "variant": row.variant}
     prepared = Prepared(options.prepared)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as folder:
         try:
             with variant.during():
                 done = train_config(
-                    Path(place) / "run", options.prepared, config, device=options.device, passes=variant.passes
+                    Path(folder) / "run", options.prepared, config, device=options.device, passes=variant.passes
                 )
-        except TrainingError as error:  # that a row cannot be trained is what one wanted to know
+        except TrainingError as error:  # divergence is a result, too
             return about | {"failed": str(error).partition(":")[0], **passport(config, device_of(options))}
-        assert variant.passes in (None, done.settled.choices.way), "a variant of the model wants the model's own passes"
+        assert variant.passes in (None, done.settled.choices.way), "this variant needs other passes"
         record = record_of(done)
         loaded, settled = load_model(done.folder / MODEL, done.settled.choices.device)
         variant.settle(loaded)
         origin, _ = load_origin(done.folder / MODEL)
         translator = Translator(loaded, settled, prepared.subwords, origin, batch_size=BATCH_SIZE)
     sources, references = valid_text(prepared, options.sentences)
-    # Of the model as it is scored: where it is not what the trainer found, it is another one.
-    every_source, every_reference = valid_text(prepared, None)
-    again, _ = perplexity_of(translator, every_source, every_reference, None)
-    astray, _ = perplexity_of(translator, [*every_source[1:], every_source[0]], every_reference, None)
+    all_sources, all_references = valid_text(prepared, None)
+    # It must agree with the trainer's perplexity: otherwise the scored model is not the trained one.
+    perplexity_as_scored, _ = perplexity_of(translator, all_sources, all_references, None)
+    shifted_sources = [*all_sources[1:], all_sources[0]]
+    perplexity_of_another_source, _ = perplexity_of(translator, shifted_sources, all_references, None)
     record["parameters"] -= variant.n_unused(settled.model)
-    found = {"perplexity_as_scored": again, "perplexity_of_another_source": astray}
-    return about | record | score(translator, sources, references) | found
+    perplexities = {
+        "perplexity_as_scored": perplexity_as_scored,
+        "perplexity_of_another_source": perplexity_of_another_source,
+    }
+    return about | record | score(translator, sources, references) | perplexities
 
 
 def valid_text(prepared: Prepared, n: int | None) -> tuple[list[str], list[str]]:
-    """So many pairs, spread over all."""
+    """`n` validation pairs at equal distances, or all pairs."""
     rows = np.linspace(0, len(prepared.valid) - 1, min(n or len(prepared.valid), len(prepared.valid))).astype(int)
     pairs = [prepared.valid.pair(int(row)) for row in rows]
     sources, references = (prepared.subwords.decode([pair[side].tolist() for pair in pairs]) for side in (0, 1))
@@ -294,76 +311,104 @@ def add_gradient_norms(options: argparse.Namespace, result: Record) -> None:
                 result["gradient_norms"].append(gradient_norms(config, prepared, device_of(options)))
 
 
-# What is shown
+# The tables
 
 
 def table(result: Record) -> str:
-    """The paper's rows, ours and theirs."""
+    """All rows of the paper, with our values and the printed ones. A row without a run says so."""
+    rows = []
+    for row in filter(lambda row: row.is_in_paper, ROWS):
+        paper = TABLE_3[row.letter, row.name]
+        printed = "" if paper.parameters is None else f"{paper.parameters:g}"
+        counted = f"{count_parameters(row.change(base())) / 1e6:.1f}"
+        cells = cells_of(row, runs_of(result, row))
+        rows.append([*cells, f"{paper.perplexity:.2f}", f"{paper.bleu:.1f}", printed, counted])
+    head = [
+        *HEAD,
+        "paper: perplexity",
+        "paper: BLEU",
+        "paper: parameters (millions)",
+        "paper's widths: parameters by our count (millions)",
+    ]
+    return f"{render.table(head, rows)}\n\n{description_of(result)}"
+
+
+def extra_table(result: Record) -> str:
+    """The rows that the paper does not have, with base and the single head of row A for comparison."""
+    rows = [row for row in ROWS if row.letter == "base" or row.key == "A: 1 head" or not row.is_in_paper]
+    return render.table(HEAD, [cells_of(row, runs_of(result, row)) for row in rows])
+
+
+def source_table(result: Record, keys: Sequence[str] = ()) -> str:
+    """How much a row's predictions depend on the source. `keys` selects rows; without it, all rows with a run."""
     rows = []
     for row in ROWS:
-        if row.letter != "asked" and (runs := runs_of(result, row)):
-            paper = TABLE_3[row.letter, row.name]
-            printed = "" if paper.parameters is None else f"{paper.parameters:g}"
-            ours = f"{count_parameters(row.change(base())) / 1e6:.1f}"
-            rows.append([*cells_of(row, runs), f"{paper.perplexity:.2f}", f"{paper.bleu:.1f}", printed, ours])
-    head = [*HEAD, "the paper's PPL", "its BLEU", "its millions", "millions at its width, by our count"]
-    return f"{render.table(head, rows)}\n\n{facts_of(result)}"
-
-
-def asked_table(result: Record) -> str:
-    """What the paper does not show."""
-    wanted = [row for row in ROWS if row.letter in ("base", "asked") or (row.letter, row.name) == ("A", "1 head")]
-    rows = [cells_of(row, runs) for row in wanted if (runs := runs_of(result, row))]
-    return render.table(HEAD, rows)
-
-
-def source_table(result: Record) -> str:
-    """How much of what a row foretells it has from the source, and not from what was said before."""
-    rows = []
-    for row in ROWS:
-        if runs := [run for run in runs_of(result, row) if "perplexity_of_another_source" in run]:
+        runs = [run for run in runs_of(result, row) if "perplexity_of_another_source" in run]
+        if runs and row.key in (keys or [row.key]):
             right, wrong, bleu = (
                 [run[name] for run in runs] for name in ("perplexity", "perplexity_of_another_source", "bleu")
             )
-            times_as_high = [other / own for own, other in zip(right, wrong, strict=True)]
+            ratios = [another / correct for correct, another in zip(right, wrong, strict=True)]
             rows.append(
                 [
-                    row.letter,
+                    row.label,
                     row.name,
-                    render.spread_of(right),
-                    render.spread_of(wrong),
-                    render.spread_of(times_as_high, 1),
-                    render.spread_of(bleu, 1),
+                    render.mean_and_spread(right),
+                    render.mean_and_spread(wrong),
+                    render.mean_and_spread(ratios, 1),
+                    render.mean_and_spread(bleu, 1),
                     str(len(runs)),
                 ]
             )
-    head = ["row", "what changes", "PPL", "given the source of another sentence", "times as high", "BLEU", "seeds"]
+        elif row.key in keys:
+            rows.append([row.label, row.name, "not run", "", "", "", "0"])
+    head = ["row", "change", "perplexity", "perplexity given the source of another sentence", "ratio", "BLEU", "seeds"]
     return render.table(head, rows)
 
 
-def facts_of(result: Record) -> str:
-    """What all runs have in common, and how they were scored."""
+def description_of(result: Record) -> str:
+    """The properties that all runs share, and how they were scored."""
     ended = [run for run in result["runs"] if "failed" not in run]
     if not ended:
         return "No run has ended."
-    known, one = result["kind"], ended[0]
-    config = override(scaled(known["scale"], known.get("depth", 1), known["steps"]), known["settings"])
+    kind, first = result["kind"], ended[0]
+    config = override(scaled(kind["scale"], kind.get("depth", 1), kind["steps"]), kind["settings"])
 
-    def of_all(name: str) -> str:
+    def values_of(name: str) -> str:
         return ", ".join(dict.fromkeys(str(run[name]) for run in ended))
 
-    n_subwords = one["config"]["model"]["source_vocab_size"]
+    n_subwords = first["config"]["model"]["source_vocab_size"]
     return (
-        f"Base here: {config.model.n_encoder_layers} + {config.model.n_decoder_layers} layers, d_model "
-        f"{config.model.d_model}, d_ff {config.model.d_ff}, {config.model.n_heads} heads of "
+        f"Base of these runs: {config.model.n_encoder_layers} + {config.model.n_decoder_layers} layers, d_model "
+        f"{config.model.d_model}, d_ff {config.model.d_ff}, {config.model.n_heads} heads with d_k "
         f"{config.model.d_k}, {n_subwords:,} subwords; {config.train.max_steps:,} steps of "
-        f"{config.data.batch_tokens:,} tokens, {config.train.warmup_steps:,} of them warm-up. BLEU: "
-        f"{of_all('search')}, {one['n_sentences']:,} sentences of the validation text, `{of_all('signature')}`. On "
-        f"{of_all('device')}; runs at once: {of_all('beside')}."
+        f"{config.data.batch_tokens:,} tokens, including {config.train.warmup_steps:,} warm-up steps. BLEU: "
+        f"{values_of('search')}, {first['n_sentences']:,} sentences of the validation text, "
+        f"`{values_of('signature')}`. Device: {devices_of(result)}; simultaneous runs: {values_of('beside')}."
     )
 
 
-HEAD = ["row", "what changes", "here", "PPL", "BLEU", "millions of parameters", "seeds", "minutes"]
+def devices_of(result: Record) -> str:
+    return ", ".join(dict.fromkeys(run["device"] for run in result["runs"]))
+
+
+def missing_runs(result: Record) -> list[Job]:
+    """The runs of all rows with the default seeds that the result does not have."""
+    known = {(run["row"], run["seed"]) for run in result["runs"]}
+    return [Job(row.key, seed) for seed in SEEDS for row in ROWS if (row.key, seed) not in known]
+
+
+HEAD = [
+    "row",
+    "change",
+    "values in these runs",
+    "perplexity",
+    "BLEU",
+    "parameters (millions)",
+    "seeds",
+    "minutes",
+    "ran on",
+]
 
 
 def runs_of(result: Record, row: Row) -> list[Record]:
@@ -371,55 +416,60 @@ def runs_of(result: Record, row: Row) -> list[Record]:
 
 
 def cells_of(row: Row, runs: Sequence[Record]) -> list[str]:
-    """Mean and standard deviation over the seeds that could be trained."""
+    """Mean and standard deviation over the seeds whose training did not diverge."""
+    if not runs:
+        return [row.label, row.name, "", "not run", "", "", "0", "", ""]
     ended = [run for run in runs if "failed" not in run]
-    change = ", ".join(one.partition(".")[2].replace("=", " ") for one in runs[0]["change"])
+    change = ", ".join(setting.partition(".")[2].replace("=", " ") for setting in runs[0]["change"])
     seeds = str(len(runs)) if len(ended) == len(runs) else f"{len(ended)} of {len(runs)}, the others diverged"
+    device = devices_of({"runs": runs})
     if not ended:
-        return [row.letter, row.name, change, "diverged", "", "", seeds, ""]
-    ppl, bleu, minutes = ([run[name] for run in ended] for name in ("perplexity", "bleu", "minutes"))
-    millions = f"{ended[0]['parameters'] / 1e6:.2f}"
+        return [row.label, row.name, change, "diverged", "", "", seeds, "", device]
+    perplexity, bleu, minutes = ([run[name] for run in ended] for name in ("perplexity", "bleu", "minutes"))
     return [
-        row.letter,
+        row.label,
         row.name,
         change,
-        render.spread_of(ppl),
-        render.spread_of(bleu, 1),
-        millions,
+        render.mean_and_spread(perplexity),
+        render.mean_and_spread(bleu, 1),
+        f"{ended[0]['parameters'] / 1e6:.2f}",
         seeds,
         f"{sum(minutes) / len(minutes):.1f}",
+        device,
     ]
 
 
 def draw(path: Path, result: Record) -> None:
-    """The perplexity of every row, a dot for each seed, beside that of base."""
-    found = {
+    """A chart of the perplexity of every row, with a dot for each seed and a line at the mean of base."""
+    perplexities = {
         row.name if row.letter in ("base", "big", "asked") else row.key: [
             run["perplexity"] for run in runs_of(result, row) if "failed" not in run
         ]
         for row in ROWS
     }
-    ended = {name: own for name, own in found.items() if own}
-    if "base" not in ended:
-        sys.exit("--svg wants runs of base, beside which all others are drawn: run those first")
-    mean = sum(ended["base"]) / len(ended["base"])
-    dot_chart(path, "What each part is worth", "perplexity, lower is better", ended, mean)
+    drawn = {name: values for name, values in perplexities.items() if values}
+    if "base" not in drawn:
+        sys.exit("--svg needs runs of base, because the chart has a line at base's mean: run base first")
+    mean = sum(drawn["base"]) / len(drawn["base"])
+    dot_chart(path, "The effect of each change", "perplexity, lower is better", drawn, mean)
 
 
 def gradient_table(result: Record) -> str:
-    """Of W_2 of the feed-forward network, and of all weights, of each layer: mean and spread over the seeds."""
+    """The gradient norms of W_2 of the feed-forward network and of all weights, for each layer: mean and spread over
+    the seeds."""
     by_norm = {
         norm: [one["layers"] for one in result["gradient_norms"] if one["norm"] == norm] for norm in ("post", "pre")
     }
     rows = []
-    for place, first in enumerate(by_norm["post"][0] if by_norm["post"] else []):
+    for i, layer in enumerate(by_norm["post"][0] if by_norm["post"] else []):
         cells = [
-            render.spread_of([own[place][what] for own in by_norm[norm]], 3)
-            for what in ("W_2", "all")
+            render.mean_and_spread([layers[i][weights] for layers in by_norm[norm]], 3)
+            for weights in ("W_2", "all")
             for norm in by_norm
         ]
-        rows.append([f"{first['stack']} {first['layer']}", *cells])
-    return render.table(["layer", "W_2, post-norm", "W_2, pre-norm", "all, post-norm", "all, pre-norm"], rows)
+        rows.append([f"{layer['stack']} {layer['layer']}", *cells])
+    head = ["layer", "W_2, post-norm", "W_2, pre-norm", "all weights, post-norm", "all weights, pre-norm"]
+    return render.table(head, rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What no setting of the package does, and none should, done to it from outside while a run goes on.
+"""Variants of the model and of training that are not settings of the package: they replace its functions temporarily.
 
-A variant is entered around training. One that changes the model wants plain passes, which are the model's own. When it
-is trained, `settle` makes an ordinary model of it that computes the same: so a search need not know. `n_unused`
-parameters are in the model and take no part.
+The context manager `during` is active while a run trains. A variant that changes the model needs plain passes, which
+call the model's own modules. After training, `settle` changes the weights so that an ordinary model computes the same
+function, and search needs no variant. `n_unused` counts parameters that the model has but does not use.
 """
 
 # Axes: B sentences, H heads, Q queries, M attended positions, K = d_k, T target positions, D = d_model.
@@ -27,24 +27,24 @@ class Variant(NamedTuple):
     settle: Callable[[Transformer], None] = lambda model: None
     n_unused: Callable[[ModelConfig], int] = lambda config: 0
     passes: str | None = None
-    """As `--passes` has them; None: the best there are."""
+    """The value of `--passes`; None selects the fastest passes."""
 
 
 @contextmanager
 def replaced(owner: Any, name: str, new: object) -> Iterator[None]:
-    """A method of a class, or a function of a module, for a while."""
-    is_own, old = name in vars(owner), getattr(owner, name)
+    """Replace a method of a class or a function of a module, and restore it at the end."""
+    is_inherited, old = name not in vars(owner), getattr(owner, name)
     setattr(owner, name, new)
     try:
         yield
     finally:
-        if is_own:
-            setattr(owner, name, old)
-        else:  # it was inherited, and is again
+        if is_inherited:
             delattr(owner, name)
+        else:
+            setattr(owner, name, old)
 
 
-# Attention without 1 / sqrt(d_k), in all three places
+# Attention without the factor 1 / sqrt(d_k), in all three kinds of attention
 
 
 def unscaled() -> AbstractContextManager[None]:
@@ -65,8 +65,8 @@ def put_scale_into_queries(model: Transformer) -> None:
             W.mul_(math.sqrt(model.config.d_k))
 
 
-# No self-attention in encoder and decoder. The sum and the norm around each stay, and so do positions and the attention
-# to the memory: the encoder sees each token alone, the decoder the last one beside the memory.
+# No self-attention in encoder and decoder. The residual sums, the norms, the positions and the memory attention stay.
+# The encoder sees each token alone; the decoder sees the last token and the memory.
 
 
 def no_self_attention() -> AbstractContextManager[None]:
@@ -89,18 +89,18 @@ def silence_self_attention(model: Transformer) -> None:
             W.zero_()
 
 
-def n_of_self_attention(config: ModelConfig) -> int:
+def n_self_attention_parameters(config: ModelConfig) -> int:
     with torch.device("meta"):
         weights = Transformer(config).weights()
     return sum(W.numel() for name, W in weights.items() if ".self_attention." in name)
 
 
-# No warm-up. It is no setting: with a warm-up of one step equation 3 begins as many times above its peak as the root of
-# the steps of warm-up, and with the same peak it is as far below what it is compared with from then on.
+# No warm-up. A setting cannot express it. With one warm-up step, equation 3 starts at sqrt(warmup_steps) times the
+# usual peak. With a rate factor that gives the usual peak, all later rates are too low by the same factor.
 
 
 def no_warmup() -> AbstractContextManager[None]:
-    """The rate begins at its peak, stays there for what was the warm-up, and goes on as ever."""
+    """The rate stays at its peak during the usual warm-up steps, and then decreases as usual."""
 
     def learning_rate(step: int, d_model: int, warmup_steps: int) -> float:
         return float((d_model * max(step, warmup_steps)) ** -0.5)
@@ -111,6 +111,6 @@ def no_warmup() -> AbstractContextManager[None]:
 VARIANTS = {
     "as it is": Variant(),
     "unscaled": Variant(unscaled, put_scale_into_queries, passes="plain"),
-    "no self-attention": Variant(no_self_attention, silence_self_attention, n_of_self_attention, "plain"),
+    "no self-attention": Variant(no_self_attention, silence_self_attention, n_self_attention_parameters, "plain"),
     "no warm-up": Variant(no_warmup),
 }
