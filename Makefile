@@ -1,4 +1,4 @@
-# Each target sets up what it needs in .venv, from nothing.
+# Each target first installs what it needs into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -8,27 +8,27 @@ SENTENCES := printf '%s\n' 'Ich bin müde.' 'Wo ist mein Buch?' 'Tom hat ein neu
 
 demo: .venv/.package
 	@rm -rf .demo
-	@echo 'The translator that comes along, trained by this program in three minutes on one GPU:'
+	@echo 'Four sentences by the bundled model, which this program trained on one GPU in three minutes:'
 	@$(SENTENCES) | $(BIN)/transduce translate --scores --quiet
 	@echo
-	@echo 'One of your own, from 40,000 short sentences in three minutes on this machine:'
+	@echo 'Now a model of your own: trained on 40,000 short sentences, in three minutes, on this machine:'
 	@$(BIN)/transduce train tatoeba-40k --out .demo/run --budget 170s
 	@echo
 	@$(SENTENCES) | $(BIN)/transduce translate .demo/run --scores --quiet
 	@echo
 	@$(SENTENCES) | $(BIN)/transduce inspect .demo/run --html .demo/inspect.html --quiet
-	@echo 'What each of its heads looked at meanwhile is in .demo/inspect.html: open it in a browser.'
+	@echo 'Open .demo/inspect.html in a browser: it shows what every head of this model attends to.'
 	@echo
-	@echo 'Three minutes on a CPU are a look or two at 38,000 short sentences: it has begun to learn.'
-	@echo 'More time, more text or a GPU make of it what you saw first.'
+	@echo 'In three minutes on a CPU, training reads each sentence once or twice, so the model has only begun to learn.'
+	@echo 'With more time, more text or a GPU it becomes as good as the bundled model.'
 	@echo
-	@echo 'Next: $(BIN)/transduce train YOUR.de YOUR.en --out run          your own two files'
-	@echo '      $(BIN)/transduce translate --json                         type a sentence: each token, its probability'
-	@echo '      $(BIN)/transduce inspect "Das ist gut." --html out.html   what every head looks at'
-	@echo '      $(BIN)/pip install -e .[serve]; $(BIN)/transduce serve     a page that translates as you type, and an API'
-	@echo '      $(BIN)/transduce evaluate run --source A --reference B    BLEU, chrF++ and TER, with their signatures'
-	@echo '      $(BIN)/transduce prepare tatoeba-40k --out prepared --stats   what is in the data'
-	@echo '      $(BIN)/transduce check-paper                              each setting beside the paper'
+	@echo 'Next: $(BIN)/transduce train YOUR.de YOUR.en --out run          train on your own two files'
+	@echo '      $(BIN)/transduce translate --json                         type a sentence: tokens and probabilities'
+	@echo '      $(BIN)/transduce inspect "Das ist gut." --html out.html   see what every head attends to'
+	@echo '      $(BIN)/pip install -e .[serve]; $(BIN)/transduce serve    a page that translates as you type, and an API'
+	@echo '      $(BIN)/transduce evaluate run --source A --reference B    BLEU, chrF++ and TER with signatures'
+	@echo '      $(BIN)/transduce prepare tatoeba-40k --out prepared --stats   statistics of a corpus'
+	@echo '      $(BIN)/transduce check-paper                              compare each setting with the paper'
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -m "not slow"
@@ -58,6 +58,6 @@ clean:
 	@touch $@
 
 .venv/.dev: .venv/.package
-	@echo 'Adding to .venv what tests and checks need'
+	@echo 'Installing the packages for tests and checks into .venv'
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	@touch $@

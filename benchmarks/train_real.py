@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, way: str, folder: Path) -> tuple[dict[str, 
     settings = [
         f"train.max_steps={options.steps}",
         f"train.checkpoint_steps={max(1, options.steps // 4)}",
-        # A short run needs a short warm-up and a fifth of the rate of equation 3: the peak is 5e-4 for base in 600 steps.
+        # A short run needs a short warm-up and a fifth of equation 3's rate: the peak is 5e-4 for base in 600 steps.
         f"train.warmup_steps={max(1, options.steps // 2)}",
         "train.rate_factor=0.2",
         "train.clip_norm=1",

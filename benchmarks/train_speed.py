@@ -8,8 +8,8 @@ Each program has its own process. The processes take turns in every round, so th
 them equally. Each program runs in the faster of float32 and bf16 (on a GPU: in bf16, the faster of eager and compiled).
 On a CPU, the fastest peer is then compared again with the memory allocator settings of our trainer. The last line is
 `ratio R (low-high)`: our speed divided by that of the fastest peer with default settings, as the median, the lowest and
-the highest value of all rounds. Ids are synthetic, without padding. Peers that are not installed are omitted. To install
-JoeyNMT, use `pip install --no-deps joeynmt`, because its version pins are old, and then the packages that it imports.
+the highest value of all rounds. Ids are synthetic, without padding. Peers that are not installed are omitted. JoeyNMT is
+installed by `pip install --no-deps joeynmt`, because its version pins are old, and then the packages that it imports.
 """
 
 # ruff: noqa: E402  # the path must be set before the imports that need it

@@ -1,4 +1,4 @@
-"""Programs that are measured in turns. Each has its own process, and noise of the machine affects all of them equally."""
+"""Programs that are measured in turns, each in its own process, so that noise affects all of them equally."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Worker:
-    """A script called with `--worker`. It reads its task, one line of JSON, and then answers each request line by line."""
+    """A script called with `--worker`. It reads its task, one line of JSON, and answers each request, line by line."""
 
     def __init__(self, script: str, task: dict[str, Any]) -> None:
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # open until `end`

@@ -63,11 +63,11 @@ def take_server(translator: Translator, out: Path, scheme: Scheme) -> None:
 
 @contextmanager
 def running_server(translator: Translator) -> Iterator[str]:
-    from transduce.running_server.application import make_app
-    from transduce.running_server.guard import Access
-    from transduce.running_server.limits import Limits
-    from transduce.running_server.server import listen, make_server
-    from transduce.running_server.service import Service
+    from transduce.serving.application import make_app
+    from transduce.serving.guard import Access
+    from transduce.serving.limits import Limits
+    from transduce.serving.server import listen, make_server
+    from transduce.serving.service import Service
 
     service = Service({"model": translator}, Limits())
     server = make_server(make_app(service, Access(), lambda values: None), service)

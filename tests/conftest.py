@@ -20,6 +20,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Fixtures that tests of several folders use.
+pytest_plugins = ["tests.support.browser", "tests.support.training"]
+
 # The same examples in every run, so that only a change of the code can make a test fail. `make fuzz` draws new ones.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("fuzz", max_examples=3000, deadline=None)

@@ -264,7 +264,8 @@ def test_tables_in_the_documentation_are_rendered_from_results() -> None:
 
 # Phrases of the project's former dialect. The documentation and the code use plain English.
 DIALECT = re.compile(
-    r"nobody but|gives? nobody|for those who expect|seconds that a kind|whoever|comes? along\b|that is no (?:run|number|model)"
+    r"nobody but|gives? nobody|for those who expect|seconds that a kind|whoever|comes? along\b"
+    r"|that is no (?:run|number|model)"
     r"|is left to pytorch|of (?:its|his|their) own accord|without a word|what is (?:un)?wanted|where there is none",
     re.IGNORECASE,
 )

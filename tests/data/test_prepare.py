@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.pairs import sentences, write_pairs
-from transduce import DataConfig, DataError, ModelConfig
+from transduce import DataConfig, DataError, ModelConfig, tiny
 from transduce.cli.show.tables import show_report
 from transduce.data.cleaning import chunks
 from transduce.data.corpora import (
@@ -287,7 +288,7 @@ CASES: list[tuple[str, list[str], str]] = [
     ("empty files", ["empty.de", "empty.en"], "the files are empty"),
     ("nothing left", ["a.de", "a.de2", "--languages", "de-en"], "no pair is left of 20 (source equals target: 20)"),
     ("vocabulary", ["a.de", "a.en", "--vocab-size", "50000"], "vocabulary size is 50000, this text allows at most"),
-    ("setting", ["a.de", "a.en", "--set", "train.seed=2"], "--set train.seed=2 means nothing to prepare"),
+    ("setting", ["a.de", "a.en", "--set", "train.seed=2"], "--set train.seed=2 has no effect on prepare"),
     ("bound", ["a.de", "a.en", "--set", "data.n_shapes=0"], "data.n_shapes is 0, must be at least 1"),
     ("two tables", ["a.tsv", "b.tsv", "--languages", "de-en"], "a.tsv holds source and target: give it alone"),
     ("compression", ["a.de", "a.en.bz2"], "a.en.bz2 is in an unsupported compression format: decompress it"),
@@ -567,3 +568,18 @@ def test_only_a_corpus_in_reverse_is_merged() -> None:
     files = Path("a.de"), Path("a.en")
     corpus = Corpus("a", files, ("de", "en"))
     assert merge_directions([corpus, corpus]) == [corpus, corpus]
+
+
+def test_a_model_with_language_tags_keeps_them_when_it_is_tuned_on_one_direction(tmp_path: Path) -> None:
+    files = write_pairs(tmp_path, "a", sentences(60))
+    both = replace(find_corpus(files, None), both_ways=True)
+    prepare([both], tmp_path / "both", DataConfig(valid_pairs=0), vocab_size=320)
+    subwords = Prepared(tmp_path / "both").subwords
+    assert subwords.languages() == ["en", "de"]
+    prepare([find_corpus(files, None)], tmp_path / "one", DataConfig(valid_pairs=0), subwords=subwords)
+    examples = Prepared(tmp_path / "one").train
+    batch = examples.batch(np.array([0]), (60, 60), tiny().model)
+    assert batch.source_BS[0, 0] == subwords.tag("en")
+    other = write_pairs(tmp_path, "b", sentences(60), "de-fr")
+    with pytest.raises(DataError, match="there is no tag for language 'fr': choose from en, de"):
+        prepare([find_corpus(other, None)], tmp_path / "none", DataConfig(valid_pairs=0), subwords=subwords)

@@ -28,7 +28,6 @@ from experiments.table2 import CORPORA, PAPER_RUNS, PaperRun, commands_for
 from tests.support.command import run_here
 from tests.support.pairs import sentences
 from tests.support.primes import prime_config
-from tests.support.training import prepared_folder
 from transduce import Transformer, base, big, override, tiny, with_model
 from transduce.data.prepare import Prepared
 from transduce.paper_check import check_paper
@@ -38,9 +37,6 @@ from transduce.training.settle import Settled, resolve_config
 from transduce.training.trainer import Trainer
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
-__all__ = ["prepared_folder"]
-
-
 # The paper's runs
 
 
@@ -240,7 +236,7 @@ def test_an_interrupted_run_is_resumed(prepared_folder: Path, tmp_path: Path, mo
     done = train_config(tmp_path / "run", prepared_folder, config, device="cpu")
     events = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "resumed"] == [4]
-    assert done.ended["steps"] == 6
+    assert done.result["steps"] == 6
 
 
 def test_the_table_shows_the_result_of_multi30k() -> None:

@@ -81,7 +81,7 @@ def test_json_and_both_kinds_of_forms_give_the_same_response(live: Live) -> None
     fields = {"q": "Wo ist mein Buch?", "source": "de", "target": "en", "alternatives": "1"}
     parts = {name: (None, value) for name, value in fields.items()}
     responses = [
-        httpx.post(f"{live.url}/translate", **body).json()  # type: ignore[arg-type]
+        httpx.post(f"{live.url}/translate", **body).json()
         for body in ({"json": fields}, {"data": fields}, {"files": parts})
     ]
     assert responses[0]["translatedText"] == "Where's my book?"

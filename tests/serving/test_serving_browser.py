@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.browser import browser, share
+from tests.support.browser import share
 from tests.support.inspector import HOSTILE
 from tests.support.serving import SENTENCE, TOKEN, Live, served
 from transduce import Translator
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, Route
 
 pytestmark = pytest.mark.slow
-__all__ = ["browser"]
-
 OpenPage = Callable[..., "Page"]
 FAILED_RESPONSE = "Failed to load resource"
 """Chromium writes this to the console for each response with an error code."""

@@ -42,7 +42,7 @@ def model_loss(
     *,
     in_chunks: bool,
 ) -> Tensor:
-    """The summed loss of one pass. `in_chunks` gives the same sum without the logits of all tokens in memory at once."""
+    """The summed loss of one pass. `in_chunks` gives the same sum with the logits of a few tokens in memory at once."""
     if not in_chunks:
         logits_BTV = model(source_BS, target_in_BT).logits_BTV
         return loss(logits_BTV, target_out_BT, label_smoothing, model.config.pad_id)[0]

@@ -378,7 +378,7 @@ class WrittenPass:
 def written_passes(
     model: Transformer, longest: int, dtype: torch.dtype, max_tokens: int, label_smoothing: float, n_threads: int = 1
 ) -> GraphPasses | ThreadPasses:
-    """`longest`: tokens of the longest sentence. `max_tokens`: tokens of a batch on either side. `n_threads`: on a CPU."""
+    """`longest`: tokens of the longest sentence. `max_tokens`: of a batch on either side. `n_threads`: on a CPU."""
     device = next(model.parameters()).device
     operations = operations_on(device)
     if device.type == "cuda":

@@ -1,0 +1,220 @@
+"""Whole runs through files: what they leave, what they print, and which requests are refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from tests.support.pairs import sentences, write_pairs
+from tests.support.training import SETTINGS, ignore, request_for
+from transduce import ConfigError, load_model
+from transduce.cli.show.training import TrainingDisplay, show_training
+from transduce.data.prepare import Prepared
+from transduce.training.journal import (
+    LOG,
+    BadStepEvent,
+    DamagedEvent,
+    Event,
+    Journal,
+    OutOfMemoryEvent,
+    ResumedEvent,
+    SavedEvent,
+    ValidationEvent,
+    read_events,
+    read_log,
+)
+from transduce.training.request import REQUEST, Request, claim
+from transduce.training.run import train
+from transduce.training.runs import find_runs, summary_of
+from transduce.training.settle import Settled
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_a_run_leaves_a_model_and_a_log(tmp_path: Path, prepared_folder: Path) -> None:
+    events: list[Event] = []
+    result = train(tmp_path / "run", request_for(prepared_folder), events.append, ignore)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "checkpoints",
+        "log.jsonl",
+        "model",
+        "request.json",
+        "result.json",
+        "run.json",
+        "snapshots",
+    ]
+    model, config = load_model(tmp_path / "run" / "model")
+    assert config == Settled.from_json((tmp_path / "run" / "run.json").read_text()).config
+    assert result["steps"] == 12
+    log = read_log(tmp_path / "run" / LOG)
+    assert log == [json.loads(json.dumps(event.to_json())) for event in events]
+    assert read_events(tmp_path / "run" / LOG) == events
+    assert {event.kind for event in events} >= {"forecast", "step", "valid", "saved", "end"}
+    about = json.loads((tmp_path / "run" / "run.json").read_text())["about"]
+    assert about["data"]["train"] == Prepared(prepared_folder).report.train.sha256
+    assert about["forecast"]["parameters"] == sum(p.numel() for p in model.parameters())
+    assert train(tmp_path / "run", request_for(prepared_folder), events.append, ignore) == result, "it had ended"
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_a_run_need_not_translate(tmp_path: Path, prepared_folder: Path) -> None:
+    result = train(tmp_path / "run", request_for(prepared_folder, "train.valid_translations=0"), ignore, ignore)
+    assert "bleu" not in result
+    assert (tmp_path / "run" / "model").is_dir()
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_runs_can_be_compared(tmp_path: Path, prepared_folder: Path) -> None:
+    for name, dropout in (("a", 0.1), ("b", 0.5)):
+        train(tmp_path / name, request_for(prepared_folder, f"model.dropout={dropout}"), ignore, ignore)
+    (tmp_path / "b" / "result.json").unlink()
+    assert [path.name for path in find_runs([tmp_path])] == ["a", "b"]
+    first, second = (summary_of(path) for path in find_runs([tmp_path / "a", tmp_path / "b"]))
+    assert (first["state"], second["state"]) == ("done", "at step 12")
+    assert (first["dropout"], second["dropout"]) == (0.1, 0.5)
+    result = json.loads((tmp_path / "a" / "result.json").read_text())
+    assert first["perplexity"] == result["candidates"][result["taken"]]["perplexity"]
+    assert first["data"] == second["data"]
+    assert first["config_hash"] != second["config_hash"]
+    done = subprocess.run([sys.executable, "-m", "transduce", "runs", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"{first['perplexity']:.2f}" in done.stdout
+    assert "at step 12" in done.stdout
+    none = subprocess.run(
+        [sys.executable, "-m", "transduce", "runs", str(prepared_folder)], capture_output=True, text=True
+    )
+    assert (none.returncode, "there is no run in" in none.stderr) == (2, True)
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_a_terminal_shows_bars_and_every_event_is_described(tmp_path: Path, prepared_folder: Path) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120, highlight=False)
+    display = TrainingDisplay(console, tmp_path, quiet=False, tensorboard=False)
+    events = [
+        OutOfMemoryEvent(step=3, micro_limit=500),
+        BadStepEvent(step=4, in_a_row=1),
+        DamagedEvent(step=5, fault="x"),
+        ResumedEvent(step=6),
+    ]
+    with display.live:
+        display.show_stage("reading", 10, None)
+        train(tmp_path / "run", request_for(prepared_folder), display.show_event, display.show_stage)
+        for event in events:
+            display.show_event(event)
+    shown = screen.getvalue()
+    for part in (
+        "parameters",
+        "step 12 of 12",
+        "validation perplexity",
+        "tokens/s",
+        "out of memory; passes have at most 500",
+        "NaN or infinite",
+        "is damaged (x)",
+        "resumed from step 6",
+    ):
+        assert part in shown, part
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_tensorboard_gets_the_curves_of_the_log(
+    tmp_path: Path, prepared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(tmp_path / "run", request_for(prepared_folder), ignore, ignore)
+    events = read_events(tmp_path / "run" / LOG)
+    with show_training(tmp_path, quiet=True, tensorboard=True) as (on_event, _):
+        for event in events:
+            on_event(event)
+    curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    written = {point.step: point.value for point in curves.Scalars("valid/loss")}
+    assert written == pytest.approx({event.step: event.loss for event in events if isinstance(event, ValidationEvent)})
+    assert {"train/loss", "train/learning_rate", "valid/perplexity"} <= set(curves.Tags()["scalars"])
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ConfigError, match="--tensorboard needs the package tensorboard: pip install tensorboard"):
+        TrainingDisplay(Console(), tmp_path, quiet=False, tensorboard=True)
+
+
+def test_resuming_removes_the_events_after_the_checkpoint(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, ignore)
+    for step in (1, 2, 3):
+        journal.record(SavedEvent(step=step))
+    with (tmp_path / LOG).open("a") as log:
+        log.write('{"event": "st')  # cut by a kill
+    journal.record(ResumedEvent(step=2))
+    assert [event.step for event in read_events(tmp_path / LOG)] == [1, 2, 2]
+
+
+REFUSED: list[tuple[list[str], str]] = [
+    ([], "nothing to train on: give two files"),
+    (["tatoeba-40k", "--size", "huge"], "--size is 'huge', must be one of base, big, small, tiny"),
+    (["tatoeba-40k", "--budget", "soon"], "--budget is 'soon', must be a time such as 90s"),
+    (["tatoeba-40k", "--device", "tpu"], "--device is 'tpu', must be cpu or cuda"),
+    (["tatoeba-40k", "--passes", "fast"], "--passes is 'fast', must be written or plain: leave it out"),
+    (
+        ["tatoeba-40k", "--set", "train.max_stepz=3"],
+        "'max_stepz' is not a field of section train: did you mean max_steps?",
+    ),
+    (["tatoeba-40k", "--from", "nothing"], "nothing/config.json cannot be read (No such file or directory)"),
+    (["tatoeba-40k", "--batch-tokens", "many"], "data.batch_tokens is 'many', must be a whole number"),
+    (["nothing.de", "nothing.en"], "nothing.de is not a file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_bad_input_is_refused_in_one_line_and_leaves_no_run(tmp_path: Path, arguments: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "transduce", "train", *arguments, "--out", "run", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert message in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_request_is_refused(tmp_path: Path, prepared_folder: Path) -> None:
+    claim(tmp_path / "run", request_for(prepared_folder))
+    claim(tmp_path / "run", request_for(prepared_folder))
+    path = tmp_path / "run" / REQUEST
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "passes"}))
+    claim(tmp_path / "run", request_for(prepared_folder))  # an older version did not write this field
+    with pytest.raises(ConfigError, match=r"holds a run with other arguments \(settings differ\)"):
+        claim(tmp_path / "run", request_for(prepared_folder, "train.seed=2"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").touch()
+    with pytest.raises(ConfigError, match="is not empty and is not a training run: choose another --out"):
+        claim(tmp_path / "other", request_for(prepared_folder))
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_a_run_can_begin_with_a_model(tmp_path: Path, prepared_folder: Path) -> None:
+    train(tmp_path / "first", request_for(prepared_folder), ignore, ignore)
+    first, _ = load_model(tmp_path / "first" / "model")
+    data = {
+        "files": write_pairs(tmp_path, "more", sentences(100, seed=3)),
+        "pairs": [],
+        "valid": None,
+        "valid_pairs": [],
+        "languages": None,
+        "columns": "1,2",
+        "fields": None,
+        "both_ways": False,
+        "data_root": None,
+    }
+    request = Request(
+        data=data,
+        from_model=str(tmp_path / "first"),
+        device="cpu",
+        settings=[*SETTINGS, "train.max_steps=4", "train.rate_factor=1e-30"],
+    )
+    train(tmp_path / "second", request, ignore, ignore)
+    second, config = load_model(tmp_path / "second" / "model")
+    assert config.model == first.config
+    for name, W in second.weights().items():
+        torch.testing.assert_close(W, first.weights()[name])
