@@ -1,4 +1,4 @@
-"""Settings are checked once, wherever they come from, and a refusal says value, bound and remedy."""
+"""Settings from Python, JSON and `--set` are checked in the same way; errors name the value, the bound and a remedy."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_json_round_trip(preset: Any) -> None:
     assert RunConfig.from_json(preset().to_json()).hash() == preset().hash()
 
 
-def test_presets_differ_and_so_do_their_hashes() -> None:
+def test_presets_have_different_hashes() -> None:
     assert len({preset().hash() for preset in PRESETS.values()}) == len(PRESETS)
 
 
 @pytest.mark.parametrize(("section", "name"), EVERY_FIELD)
 def test_set_reaches_every_field(section: str, name: str) -> None:
-    """Its own value, written as text, gives the same configuration; nonsense is refused by name."""
+    """The value of a field, written as text, gives the same configuration. Errors for bad values name the field."""
     for preset in (base(), tiny()):
         value = getattr(getattr(preset, section), name)
         assert override(preset, [f"{section}.{name}={value}"]) == preset
@@ -42,7 +42,7 @@ def test_set_reaches_every_field(section: str, name: str) -> None:
 
 
 def other_value(section: str, name: str) -> Any:
-    """A value that the field does not have in `base()`, or None where there is but one."""
+    """A value that the field does not have in `base()`, or None if it can have only one."""
     value = getattr(getattr(base(), section), name)
     chosen: dict[str, Any] = {"pad_id": 5, "bos_id": 6, "eos_id": 7, "attention_window": 3, "n_encoder_layers": 2}
     chosen |= {"clip_norm": 0.5, "checkpoint_steps": 11, "patience": 13}
@@ -59,11 +59,11 @@ def other_value(section: str, name: str) -> Any:
 
 
 @pytest.mark.parametrize(("section", "name"), EVERY_FIELD)
-def test_every_field_takes_another_value_from_set_and_from_json(section: str, name: str) -> None:
+def test_every_field_can_be_changed_by_set_and_by_json(section: str, name: str) -> None:
     if (value := other_value(section, name)) is None:
-        assert name in ("subwords", "batch_by", "length_penalty"), "the fields with one value"
+        assert name in ("subwords", "batch_by", "length_penalty"), "only these fields have a single value"
         return
-    start = with_model(base(), tied_embeddings="none")  # so that vocabularies may differ
+    start = with_model(base(), tied_embeddings="none")  # so that the vocabularies may have different sizes
     by_set = override(start, [f"{section}.{name}={value}"])
     by_json = RunConfig.from_json(
         json.dumps(json.loads(start.to_json()) | {section: json.loads(start.to_json())[section] | {name: value}})
@@ -73,7 +73,7 @@ def test_every_field_takes_another_value_from_set_and_from_json(section: str, na
         assert config.hash() != start.hash()
 
 
-def test_set_changes_what_it_names_and_nothing_else() -> None:
+def test_set_changes_only_the_fields_that_it_names() -> None:
     config = override(base(), ["train.max_steps=1_000", "model.attention_window=128", "model.attention_bias=TRUE"])
     assert (config.train.max_steps, config.model.attention_window, config.model.attention_bias) == (1000, 128, True)
     assert override(config, ["model.attention_window=none"]).model.attention_window is None
@@ -81,7 +81,7 @@ def test_set_changes_what_it_names_and_nothing_else() -> None:
 
 
 def test_settings_apply_together_so_their_order_does_not_matter() -> None:
-    """Half of this change alone would be impossible: three-way tying needs equal vocabularies."""
+    """One of these settings alone would be invalid: three-way tying requires vocabularies of equal size."""
     for settings in (
         ["model.source_vocab_size=50", "model.target_vocab_size=50"],
         ["model.target_vocab_size=50", "model.source_vocab_size=50"],
@@ -89,12 +89,12 @@ def test_settings_apply_together_so_their_order_does_not_matter() -> None:
         assert override(base(), settings).model.source_vocab_size == 50
 
 
-def test_an_integer_is_a_float_where_a_float_is_asked_for() -> None:
+def test_an_integer_is_accepted_for_a_float_field() -> None:
     assert with_model(base(), dropout=0) == with_model(base(), dropout=0.0)
     assert with_model(base(), dropout=0).hash() == with_model(base(), dropout=0.0).hash()
 
 
-IMPOSSIBLE = [
+INVALID = [
     ({"n_heads": 0}, "model.n_heads is 0, must be at least 1: raise it"),
     ({"d_k": -3}, "model.d_k is -3, must be at least 1"),
     ({"n_encoder_layers": 10**9}, "model.n_encoder_layers is 1000000000, must be at most 1000: lower it"),
@@ -122,8 +122,8 @@ IMPOSSIBLE = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), IMPOSSIBLE, ids=[str(c)[:40] for c, _ in IMPOSSIBLE])
-def test_the_impossible_is_refused_from_python_and_from_json(changes: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("changes", "message"), INVALID, ids=[str(c)[:40] for c, _ in INVALID])
+def test_an_invalid_model_is_refused_from_python_and_from_json(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ModelConfig(**changes)
     with pytest.raises(ConfigError, match=message):
@@ -154,7 +154,7 @@ def test_the_impossible_is_refused_from_python_and_from_json(changes: dict[str, 
         ("", "'' must read section.field=value"),
     ],
 )
-def test_a_bad_setting_is_refused(setting: str, message: str) -> None:
+def test_an_invalid_setting_is_refused(setting: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         override(base(), [setting])
 
@@ -173,22 +173,22 @@ def test_a_bad_setting_is_refused(setting: str, message: str) -> None:
         ('{"model": {"norm": ["post"]}}', r"model.norm is \['post'\], must be one of"),
     ],
 )
-def test_bad_json_is_refused(text: str, message: str) -> None:
+def test_invalid_json_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RunConfig.from_json(text)
 
 
-def test_a_field_that_a_file_lacks_takes_its_default() -> None:
+def test_a_field_that_is_missing_in_json_has_its_default() -> None:
     assert RunConfig.from_json('{"model": {"dropout": 0.3}}') == with_model(base(), dropout=0.3)
 
 
-def test_a_configuration_cannot_be_changed_in_place() -> None:
+def test_a_configuration_is_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         base().model.n_heads = 16  # type: ignore[misc]
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=3))
-def test_any_json_value_in_any_field_is_taken_or_refused_but_never_crashes(value: Any) -> None:
+def test_any_json_value_in_any_field_is_accepted_or_refused_with_a_config_error(value: Any) -> None:
     for section, name in EVERY_FIELD:
         with contextlib.suppress(ConfigError):
             config = RunConfig.from_json(json.dumps({section: {name: value}}))

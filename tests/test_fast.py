@@ -23,7 +23,7 @@ PAD = 0
 def test_the_projected_loss_equals_projection_and_loss(
     label_smoothing: float, with_bias: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compares the value and all gradients in float64. Targets contain padding, and the loss is scaled as in training."""
+    """Compares the value and all gradients in float64. Some targets are padding; the loss is scaled as in training."""
     monkeypatch.setattr(fast_loss, "CHUNK", chunk)
     torch.manual_seed(1)
     target_N = torch.randint(0, 11, (13,))
@@ -97,6 +97,6 @@ release_memory()
 print(kept - before, resident() - before)
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    kept, left = map(float, done.stdout.split())
+    kept, remaining = map(float, done.stdout.split())
     assert kept > 250, "memory was returned before release_memory was called"
-    assert left < 50
+    assert remaining < 50

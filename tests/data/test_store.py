@@ -132,11 +132,11 @@ def test_batches_from_the_store_equal_make_batch(
     for _ in range(20):
         rows = rng.permutation(len(expected))[: rng.integers(1, 9)]
         shape = int(source_N[rows].max()), int(target_N[rows].max())
-        by_hand = make_batch([expected[row] for row in rows], CONFIG)
-        for ours, slow in zip(examples.batch(rows, shape, CONFIG), by_hand, strict=True):
-            np.testing.assert_array_equal(ours, slow)
+        slow_batch = make_batch([expected[row] for row in rows], CONFIG)
+        for fast, slow in zip(examples.batch(rows, shape, CONFIG), slow_batch, strict=True):
+            np.testing.assert_array_equal(fast, slow)
         wider = examples.batch(rows, (shape[0] + 3, shape[1] + 2), CONFIG)
-        np.testing.assert_array_equal(wider.source_BS[:, : shape[0]], by_hand.source_BS)
+        np.testing.assert_array_equal(wider.source_BS[:, : shape[0]], slow_batch.source_BS)
         assert (wider.source_BS[:, shape[0] :] == CONFIG.pad_id).all()
         assert (wider.target_in_BT[:, shape[1] :] == CONFIG.pad_id).all()
 
@@ -148,8 +148,8 @@ def test_batches_from_any_step_equal_those_of_a_full_run(tmp_path: Path, monkeyp
     layout = make_layout(*examples.lengths(), batch_tokens=60, n_shapes=5, seed=1)
     from_start = list(itertools.islice(steps(examples, layout, CONFIG), 3 * layout.n_steps))
     for first in (0, 1, layout.n_steps - 1, layout.n_steps, 2 * layout.n_steps + 2):
-        again = itertools.islice(steps(examples, layout, CONFIG, first), 4)
-        assert_same_steps(list(again), from_start[first : first + 4])
+        resumed = itertools.islice(steps(examples, layout, CONFIG, first), 4)
+        assert_same_steps(list(resumed), from_start[first : first + 4])
     shares = [list(itertools.islice(steps(examples, layout, CONFIG, 5, rank, 3), 4)) for rank in range(3)]
     for together, whole in zip(zip(*shares, strict=True), from_start[5:9], strict=True):
         assert sorted(number for share in together for number in share.numbers) == whole.numbers

@@ -1,4 +1,4 @@
-"""Scores: exactly those of the sacrebleu program; those of EVALB are checked by hand and with a second implementation."""
+"""Scores equal those of sacrebleu; bracket scores equal those computed by hand and by a second implementation."""
 
 from __future__ import annotations
 
@@ -270,8 +270,8 @@ def test_invalid_comparisons_are_refused() -> None:
 def test_the_score_of_a_sentence_does_not_depend_on_other_sentences() -> None:
     together = sentence_scores(HYPOTHESES, [REFERENCES, ALTERNATIVES])
     alone = [
-        chrf([line], [[one], [two]], 0).value
-        for line, one, two in zip(HYPOTHESES, REFERENCES, ALTERNATIVES, strict=True)
+        chrf([line], [[reference], [alternative]], 0).value
+        for line, reference, alternative in zip(HYPOTHESES, REFERENCES, ALTERNATIVES, strict=True)
     ]
     assert together == alone
     good, bad = sentence_scores(["a black cat", "quite wrong"], ["a black cat", "ziemlich falsch"])
@@ -339,7 +339,7 @@ def test_compounds_are_split_as_by_perl(line: str, split: str) -> None:
 
 
 def test_compound_split_bleu_is_bleu_of_split_words_without_smoothing() -> None:
-    # The second of seven tokens is wrong. It is not in 6 of 7 unigrams, 4 of 6 bigrams, 3 of 5 trigrams, 2 of 4 4-grams.
+    # The second of seven tokens is wrong: 6 of 7 unigrams, 4 of 6 bigrams, 3 of 5 trigrams and 2 of 4 4-grams match.
     score = compound_split_bleu(["the rich-text tool-kit"], ["the poor-text tool-kit"], 0)
     assert score.value == pytest.approx(100 * (6 / 7 * 4 / 6 * 3 / 5 * 2 / 4) ** (1 / 4))
     assert score.name == "tokenised, compound-split BLEU"
@@ -518,11 +518,11 @@ def test_bracket_scores_equal_those_of_a_second_implementation(pair: tuple[Tree,
 
 @given(two_trees)
 def test_a_tree_matches_itself_and_f1_is_symmetric(pair: tuple[Tree, Tree]) -> None:
-    one, two = (Tree(ROOT, (Tree("S", tree.children),)) for tree in pair)
-    assume("a" in one.words())
-    itself = bracket_f1([one], [one])
-    assert (itself.precision, itself.recall, itself.f1, itself.complete_match) == PERFECT
-    forward, backward = bracket_f1([one], [two]), bracket_f1([two], [one])
+    first, second = (Tree(ROOT, (Tree("S", tree.children),)) for tree in pair)
+    assume("a" in first.words())
+    same = bracket_f1([first], [first])
+    assert (same.precision, same.recall, same.f1, same.complete_match) == PERFECT
+    forward, backward = bracket_f1([first], [second]), bracket_f1([second], [first])
     assert (forward.precision, forward.recall, forward.f1) == (backward.recall, backward.precision, backward.f1)
 
 

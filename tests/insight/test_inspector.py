@@ -138,7 +138,7 @@ def test_a_language_tag_is_a_mark_and_not_a_word() -> None:
 def test_records_are_equal_after_writing_and_reading_json(translator: Translator) -> None:
     records = list(inspect(translator, ["Das ist gut.", SENTENCE]))
     read_records = from_document(json.loads(json.dumps(to_document(records, "a", "de-en"))))
-    for one, other in zip(records, read_records, strict=True):
+    for record, read_record in zip(records, read_records, strict=True):
         for name in (
             "text",
             "translation",
@@ -150,14 +150,14 @@ def test_records_are_equal_after_writing_and_reading_json(translator: Translator
             "part",
             "window",
         ):
-            assert getattr(one, name) == getattr(other, name)
-        for token, read_token in zip(one.tokens, other.tokens, strict=True):
+            assert getattr(record, name) == getattr(read_record, name)
+        for token, read_token in zip(record.tokens, read_record.tokens, strict=True):
             assert read_token.probability == pytest.approx(token.probability, rel=1e-5)
             assert [piece for piece, _ in read_token.runners_up] == [piece for piece, _ in token.runners_up]
         for kind in KINDS:
-            np.testing.assert_allclose(other.weights[kind], one.weights[kind], atol=2**-12)
-            np.testing.assert_allclose(other.weights[kind].sum(-1), 1, atol=2e-3)
-        assert [head.label for head in one.heads] == [head.label for head in other.heads]
+            np.testing.assert_allclose(read_record.weights[kind], record.weights[kind], atol=2**-12)
+            np.testing.assert_allclose(read_record.weights[kind].sum(-1), 1, atol=2e-3)
+        assert [head.label for head in record.heads] == [head.label for head in read_record.heads]
 
 
 def damaged(document: dict[str, Any], *path: str | int, value: Any) -> Any:
@@ -211,7 +211,7 @@ def test_words_punctuation_and_marks_are_distinguished() -> None:
     assert [is_punctuation(piece) for piece in ("▁,", "?!", "▁", "a.", "€")] == [True, True, False, False, True]
 
 
-def test_the_label_of_a_head_says_where_it_looks() -> None:
+def test_the_label_of_a_head_names_what_it_attends_to() -> None:
     n = len(PIECES)
     assert tendency(np.eye(n)).label == "the same word"
     assert tendency(np.eye(n)[[1, 3, 3, 4, 5, 5]]).label == "the next word"
@@ -223,10 +223,10 @@ def test_the_label_of_a_head_says_where_it_looks() -> None:
 
 
 def test_distance_entropy_and_shares_equal_those_computed_by_hand() -> None:
-    """Each token looks half at itself and half at the first token: the distance is half of 0 + 1 + ... + 5, over 6 rows."""
+    """Each token attends half to itself and half to the first token."""
     n = len(PIECES)
     head = tendency((np.eye(n) + np.eye(n)[[0] * n]) / 2)
-    assert head.distance == pytest.approx(15 / 2 / 6)
+    assert head.distance == pytest.approx(15 / 2 / 6)  # half of 0 + 1 + ... + 5, divided by 6 rows
     assert head.entropy == pytest.approx(5 / 6)  # one bit in each row except the first
     assert head.shares["first"] == pytest.approx((5 * 0.5 + 1) / 6)
     assert head.shares["punctuation"] == pytest.approx(0.5 / 6)
@@ -235,13 +235,13 @@ def test_distance_entropy_and_shares_equal_those_computed_by_hand() -> None:
     assert even.evenness == pytest.approx(1)
 
 
-def test_rows_that_see_a_single_position_do_not_count() -> None:
-    """In the decoder, the first row can only look at itself."""
+def test_rows_with_a_single_visible_position_do_not_count() -> None:
+    """In the decoder, the first token can attend only to itself."""
     places = self_places(["<s>", "▁a", "▁b"], [True, False, False])
     (head,) = tendencies("decoder", np.eye(3)[[0, 0, 1]][None, None], visibility("decoder", 3, 3, None), places)
     assert head.label == "the previous word"
     assert head.shares["same"] == pytest.approx(0, abs=1e-6)
-    assert "next" not in head.shares, "no row can see the next word"
+    assert "next" not in head.shares, "the next word is not visible"
 
 
 def test_the_places_of_memory_attention_follow_the_alignment() -> None:

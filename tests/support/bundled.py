@@ -1,4 +1,4 @@
-"""The bundled model on sentences it has not seen."""
+"""The folder of the bundled model, its held-out sentences, and a function that runs the command `transduce`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from transduce.model_folder.format import BUNDLED_MODEL, find_model
 FOLDER = find_model(Path(BUNDLED_MODEL))
 
 
-def transduce(*arguments: str, given: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def transduce(*arguments: str, stdin: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "transduce", *arguments], input=given, capture_output=True, text=True, cwd=cwd
+        [sys.executable, "-m", "transduce", *arguments], input=stdin, capture_output=True, text=True, cwd=cwd
     )
 
 

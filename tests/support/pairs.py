@@ -1,4 +1,4 @@
-"""Made-up parallel text."""
+"""Artificial parallel text for tests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ WORDS = ["Haus", "Baum", "Hund", "Katze", "Wasser", "Feuer", "Himmel", "Erde", "
 
 def sentences(n: int, seed: int = 0) -> list[tuple[str, str]]:
     rng = np.random.default_rng(seed)
-    chosen = [[WORDS[w] for w in rng.integers(0, len(WORDS), rng.integers(3, 12))] for _ in range(n)]
-    return [(f"Das ist {' '.join(words)}.", f"This is {' '.join(reversed(words)).lower()}.") for words in chosen]
+    word_lists = [[WORDS[w] for w in rng.integers(0, len(WORDS), rng.integers(3, 12))] for _ in range(n)]
+    return [(f"Das ist {' '.join(words)}.", f"This is {' '.join(reversed(words)).lower()}.") for words in word_lists]
 
 
 def write_pairs(folder: Path, name: str, pairs: Sequence[tuple[str, str]], languages: str = "de-en") -> list[str]:

@@ -1,4 +1,4 @@
-"""The recipe is the paper's: loss, optimiser, and the batch they are fed."""
+"""The training recipe is that of the paper: learning rate, loss, optimiser and batches."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from transduce import Batch, base, make_batch, reference
 from transduce.training import recipe
 
 
-def test_learning_rate_is_the_references() -> None:
+def test_the_learning_rate_equals_that_of_the_reference() -> None:
     steps = [1, 2, 3999, 4000, 4001, 100_000]
     assert [recipe.learning_rate(s, 512, 4000) for s in steps] == [reference.learning_rate(s, 512, 4000) for s in steps]
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.5])
-def test_loss_is_the_references(label_smoothing: float) -> None:
+def test_the_loss_equals_that_of_the_reference(label_smoothing: float) -> None:
     rng = np.random.default_rng(0)
     logits_BTV, target_BT = rng.normal(size=(2, 3, 5)) * 10, np.array([[1, 4, 0], [2, 0, 0]])
     loss_sum, n_tokens = recipe.loss(torch.tensor(logits_BTV), torch.tensor(target_BT), label_smoothing, 0)
@@ -26,20 +26,20 @@ def test_loss_is_the_references(label_smoothing: float) -> None:
     )
 
 
-def test_loss_of_bf16_logits_is_summed_in_float32() -> None:
+def test_the_loss_of_bfloat16_logits_is_summed_in_float32() -> None:
     logits_BTV = torch.zeros(1, 1000, 7, dtype=torch.bfloat16)
     loss_sum, n_tokens = recipe.loss(logits_BTV, torch.ones(1, 1000, dtype=torch.long), 0.1, 0)
     assert loss_sum.dtype == torch.float32
     assert loss_sum.item() / n_tokens.item() == pytest.approx(np.log(7), rel=1e-5)
 
 
-def test_adam_has_the_papers_constants_and_no_weight_decay() -> None:
+def test_adam_has_the_constants_of_the_paper_and_no_weight_decay() -> None:
     optimiser = recipe.adam([torch.nn.Parameter(torch.zeros(1))], base().train)
     (group,) = optimiser.param_groups
     assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-9, 0)
 
 
-def test_a_batch_pads_right_shifts_right_and_counts_end_marks() -> None:
+def test_a_batch_is_padded_and_shifted_to_the_right_and_counts_end_marks() -> None:
     config = prime_config()
     batch = make_batch([([11, 12], [21, 22, 23]), ([13], []), ([], [24])], config)
     assert batch.source_BS.tolist() == [[11, 12, 2], [13, 2, 0], [2, 0, 0]]

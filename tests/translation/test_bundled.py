@@ -1,4 +1,4 @@
-"""The model that comes with the package: it is whole, small, as good as its card says, and used where none is named."""
+"""The bundled model: it is small, it is the default, and its scores are those of its card."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def scores() -> dict[str, tuple[float, list[float]]]:
     return {score["name"]: (score["value"], score["interval"]) for score in entry["scores"]}
 
 
-def test_it_is_small_and_its_card_has_scores_with_intervals() -> None:
+def test_the_bundled_model_is_small_and_its_card_has_scores_with_intervals() -> None:
     assert (FOLDER / WEIGHTS).stat().st_size < 20e6
     assert {W.dtype for W in load_file(FOLDER / WEIGHTS).values()} == {torch.float16}
     for name in ("BLEU", "chrF++"):
@@ -35,57 +35,57 @@ def test_it_is_small_and_its_card_has_scores_with_intervals() -> None:
     assert "CC-BY" in (FOLDER / "CARD.md").read_text()
 
 
-def test_it_translates_what_it_never_saw() -> None:
+def test_the_bundled_model_translates_held_out_sentences() -> None:
     sources, references = (lines[:100] for lines in heldout())
-    found = Translator.load(device="cpu").translate(sources)
-    assert bleu([one.text for one in found], references, n_bootstrap=0).value > 45
+    translations = Translator.load(device="cpu").translate(sources)
+    assert bleu([translation.text for translation in translations], references, n_bootstrap=0).value > 45
 
 
 @pytest.mark.slow
-def test_it_is_as_good_as_its_card_says() -> None:
+def test_the_score_on_the_card_is_reproducible() -> None:
     sources, references = heldout()
-    found = Translator.load(device="cpu").translate(sources)
-    score = bleu([one.text for one in found], references, n_bootstrap=0)
+    translations = Translator.load(device="cpu").translate(sources)
+    score = bleu([translation.text for translation in translations], references, n_bootstrap=0)
     assert abs(score.value - scores()["BLEU"][0]) < 0.1
 
 
 @pytest.mark.parametrize("arguments", [[], ["-"], ["in.de"], [BUNDLED_MODEL], [BUNDLED_MODEL, "in.de"]], ids=str)
-def test_where_no_model_is_named_it_translates(arguments: list[str], tmp_path: Path) -> None:
+def test_the_bundled_model_is_the_default_and_can_be_named(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "in.de").write_text("Ich bin müde.\n")
-    done = transduce("translate", *arguments, "--device", "cpu", given="Ich bin müde.\n", cwd=tmp_path)
+    done = transduce("translate", *arguments, "--device", "cpu", stdin="Ich bin müde.\n", cwd=tmp_path)
     assert done.stdout == "I'm tired.\n"
     assert (BUNDLED_MODEL in done.stderr) == (BUNDLED_MODEL not in arguments)
 
 
-def test_eight_bits_say_the_same_of_simple_things(tmp_path: Path) -> None:
-    done = transduce("translate", "--dtype", "int8", "--device", "cpu", "-q", given="Ich bin müde.\n", cwd=tmp_path)
+def test_int8_translates_nearly_as_well_as_float32(tmp_path: Path) -> None:
+    done = transduce("translate", "--dtype", "int8", "--device", "cpu", "-q", stdin="Ich bin müde.\n", cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("I'm tired.\n", "")
     sources, references = (lines[:100] for lines in heldout())
-    scores = [
+    values = [
         bleu(
-            [one.text for one in Translator.load(device="cpu", precision=precision).translate(sources)],
+            [translation.text for translation in Translator.load(device="cpu", precision=precision).translate(sources)],
             references,
             n_bootstrap=0,
         ).value
         for precision in PRECISIONS
     ]
-    assert abs(scores[0] - scores[1]) < 2
-    assert scores[0] != scores[1]
+    assert abs(values[0] - values[1]) < 2
+    assert values[0] != values[1]
 
 
-def test_a_folder_of_that_name_comes_first(tmp_path: Path) -> None:
+def test_a_folder_named_like_the_bundled_model_takes_precedence(tmp_path: Path) -> None:
     (tmp_path / BUNDLED_MODEL).mkdir()
-    done = transduce("translate", BUNDLED_MODEL, given="Ja.\n", cwd=tmp_path)
+    done = transduce("translate", BUNDLED_MODEL, stdin="Ja.\n", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"transduce: .* cannot be read \(.*\): give a model folder\n", done.stderr)
 
 
-def test_what_is_neither_model_nor_file_is_one_line(tmp_path: Path) -> None:
-    done = transduce("translate", "run", given="Ja.\n", cwd=tmp_path)
+def test_an_argument_that_is_neither_a_model_nor_a_file_gives_a_one_line_message(tmp_path: Path) -> None:
+    done = transduce("translate", "run", stdin="Ja.\n", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
-def test_scoring_it_leaves_the_package_as_it_is(tmp_path: Path) -> None:
+def test_evaluating_the_bundled_model_does_not_change_its_card(tmp_path: Path) -> None:
     for side, lines in zip(LANGUAGES, heldout(), strict=True):
         (tmp_path / side).write_text("".join(f"{line}\n" for line in lines[:20]))
     before = (FOLDER / CARD).read_bytes()
@@ -94,16 +94,16 @@ def test_scoring_it_leaves_the_package_as_it_is(tmp_path: Path) -> None:
     assert (FOLDER / CARD).read_bytes() == before
 
 
-def test_half_precision_is_read_as_float32_by_anybody(tmp_path: Path) -> None:
-    own, config = load_model(FOLDER)
-    save_model(tmp_path / "copy", own, config, dtype=torch.float16)
-    found, _ = load_model(tmp_path / "copy")
-    for p, q in zip(own.parameters(), found.parameters(), strict=True):
+def test_float16_weights_load_as_float32_and_their_file_is_as_readable_as_the_others(tmp_path: Path) -> None:
+    original, config = load_model(FOLDER)
+    save_model(tmp_path / "copy", original, config, dtype=torch.float16)
+    loaded, _ = load_model(tmp_path / "copy")
+    for p, q in zip(original.parameters(), loaded.parameters(), strict=True):
         assert torch.equal(p, q)
         assert q.dtype == torch.float32
     assert (tmp_path / "copy" / WEIGHTS).stat().st_mode == (tmp_path / "copy" / CONFIG).stat().st_mode
 
 
-def test_what_hangs_together_is_held_out_together() -> None:
+def test_pairs_connected_by_equal_sentences_are_in_one_group() -> None:
     pairs = [(b"a", b"1"), (b"b", b"2"), (b"b", b"3"), (b"c", b"3"), (b"a", b"4"), (b"d", b"5")]
     assert groups(pairs) == [0, 1, 1, 1, 0, 5]

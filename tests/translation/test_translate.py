@@ -1,4 +1,4 @@
-"""Text in, text out: line for line, the same in any batch, and nothing lost in silence."""
+"""Translation of text: one result for each line, the same in any batch, with a flag for each known problem."""
 
 from __future__ import annotations
 
@@ -54,44 +54,45 @@ def with_settings(translator: Translator, batch_size: int = 64, **changes: Any) 
 
 @pytest.fixture(scope="session")
 def sentences(trained: Path) -> list[str]:
-    """500 of validation, some of them joined to one another so that lengths differ more."""
+    """500 sentences of the validation data. Every seventh is joined with the next one, so that lengths differ more."""
     prepared = Prepared(trained / "prepared")
     rows = range(0, len(prepared.valid), max(1, len(prepared.valid) // 500))
     texts = prepared.subwords.decode([prepared.valid.pair(row)[0].tolist() for row in rows])[:500]
     return [
-        f"{text} {other}" if i % 7 == 0 else text
-        for i, (text, other) in enumerate(zip(texts, texts[1:] + texts[:1], strict=True))
+        f"{text} {next_text}" if i % 7 == 0 else text
+        for i, (text, next_text) in enumerate(zip(texts, texts[1:] + texts[:1], strict=True))
     ]
 
 
 @pytest.fixture(scope="session")
-def by_64(translator: Translator, sentences: list[str]) -> list[Translation]:
+def expected(translator: Translator, sentences: list[str]) -> list[Translation]:
+    """The translations of `sentences` in batches of 64."""
     return with_settings(translator, batch_size=64).translate(sentences)
 
 
 @pytest.mark.parametrize(
     "batch_size", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 7, 64]
 )
-def test_the_same_text_comes_out_at_any_batch_size_and_in_any_order(
-    translator: Translator, sentences: list[str], by_64: list[Translation], batch_size: int
+def test_translations_do_not_depend_on_batch_size_and_order(
+    translator: Translator, sentences: list[str], expected: list[Translation], batch_size: int
 ) -> None:
     assert len(sentences) == 500
-    assert len({translation.text for translation in by_64}) > 50, "the model says more than one thing"
+    assert len({translation.text for translation in expected}) > 50, "the model must give different translations"
     shuffled = random.Random(batch_size).sample(range(500), 500)
-    found = with_settings(translator, batch_size=batch_size).translate([sentences[i] for i in shuffled])
+    results = with_settings(translator, batch_size=batch_size).translate([sentences[i] for i in shuffled])
     differences = []
-    for place, translation in zip(shuffled, found, strict=True):
-        # What could go either way says so; all else is the same to the letter.
-        assert translation.text == by_64[place].text or "close" in translation.flags, sentences[place]
-        if translation.text == by_64[place].text:
+    for place, translation in zip(shuffled, results, strict=True):
+        # Only translations with the flag "close" may differ.
+        assert translation.text == expected[place].text or "close" in translation.flags, sentences[place]
+        if translation.text == expected[place].text:
             allowed = (CLOSE - CLOSE_SHARE * translation.log_prob) / 2
-            differences.append(abs(translation.log_prob - by_64[place].log_prob) / allowed)
+            differences.append(abs(translation.log_prob - expected[place].log_prob) / allowed)
     assert len(differences) >= 495
-    assert max(differences) < 1, "or two that are further apart than what is flagged could change places"
-    assert sum("close" in translation.flags for translation in by_64) < 100, "a flag on everything says nothing"
+    assert max(differences) < 1, "larger differences could change translations that are not flagged"
+    assert sum("close" in translation.flags for translation in expected) < 100, "the flag must be rare"
 
 
-def test_scores_are_what_the_model_gives(translator: Translator, sentences: list[str]) -> None:
+def test_scores_equal_those_computed_from_token_probabilities(translator: Translator, sentences: list[str]) -> None:
     for translation in with_settings(translator, beam_size=3).translate(sentences[:20], with_details=True):
         assert translation.tokens is not None
         log_prob = sum(math.log(token.probability) for token in translation.tokens)
@@ -102,16 +103,16 @@ def test_scores_are_what_the_model_gives(translator: Translator, sentences: list
             assert all(piece != token.piece for piece, _ in token.runners_up)
 
 
-anything = st.text(alphabet=st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=30)
+any_text = st.text(alphabet=st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=30)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.one_of(anything, st.sampled_from(["", " ", "\t", "Das ist gut.", "a" * 300])), max_size=9))
-def test_lines_out_are_lines_in_whatever_they_hold(translator: Translator, lines: list[str]) -> None:
+@given(st.lists(st.one_of(any_text, st.sampled_from(["", " ", "\t", "Das ist gut.", "a" * 300])), max_size=9))
+def test_each_line_gets_one_line_of_translation_for_any_text(translator: Translator, lines: list[str]) -> None:
     quick = with_settings(translator, beam_size=1, max_extra_tokens=3)
-    found = quick.translate(lines)
-    assert len(found) == len(lines)
-    for line, translation in zip(lines, found, strict=True):
+    translations = quick.translate(lines)
+    assert len(translations) == len(lines)
+    for line, translation in zip(lines, translations, strict=True):
         assert "\n" not in translation.text
         core = translation.text.strip()
         assert not set(core) & set(LINE_BREAKS)
@@ -121,44 +122,48 @@ def test_lines_out_are_lines_in_whatever_they_hold(translator: Translator, lines
             assert "empty" in translation.flags
 
 
-def test_what_is_too_long_is_split_and_says_so(trained: Path, translator: Translator) -> None:
+def test_a_line_that_is_too_long_is_split_and_flagged(trained: Path, translator: Translator) -> None:
     (short, long) = translator.translate(["Das ist gut.", "Das ist gut. " * 60])
     assert "split" not in short.flags
     assert "split" in long.flags
-    bound = translator.longest_source
-    assert bound is not None
+    limit = translator.longest_source
+    assert limit is not None
     tokens = translator.subwords.encode(["Das ist gut. " * 60])[0]
     line = translator.prepare("Das ist gut. " * 60, [], [])
-    assert len(line.ids) >= len(tokens) / bound
-    assert all(len(ids) <= bound for ids in line.ids)
-    assert [segment.text[-4:] for segment in line.segments] == ["gut."] * len(line.segments), "between sentences"
-    assert load_origin(trained / "model")[0].longest_source == bound + 1
+    assert len(line.ids) >= len(tokens) / limit
+    assert all(len(ids) <= limit for ids in line.ids)
+    assert [segment.text[-4:] for segment in line.segments] == ["gut."] * len(line.segments), (
+        "it is split between sentences"
+    )
+    assert load_origin(trained / "model")[0].longest_source == limit + 1
 
 
-def test_each_degradation_is_flagged(translator: Translator) -> None:
+def test_each_problem_is_flagged(translator: Translator) -> None:
     cut = with_settings(translator, max_extra_tokens=0, min_length=50, beam_size=1)
     assert "limit" in cut.translate(["Das ist gut."])[0].flags
     (looping,) = translator.translate(["Das ist gut."], prefix="na na na na na na na na na na na na na na")
     assert "loop" in looping.flags
-    (fair,) = translator.translate(["na na na na na na na na na na na na na na"], prefix="na na na na na na na na na")
-    assert "loop" not in fair.flags, "the source says so too"
+    (repeated,) = translator.translate(
+        ["na na na na na na na na na na na na na na"], prefix="na na na na na na na na na"
+    )
+    assert "loop" not in repeated.flags, "the source repeats itself too"
     assert translator.translate([""])[0].flags == ()
     hypothesis = Hypothesis([], -1.0, -1.0, True, margin=1e-6)
     line = replace(translator.prepare("Das ist gut.", [], []), results={0: [hypothesis]})
     assert translator._finish(line, None).flags == ("empty", "close")
 
 
-def test_white_space_around_a_line_stays(translator: Translator) -> None:
+def test_white_space_around_a_line_is_kept(translator: Translator) -> None:
     plain, indented = translator.translate(["Das ist gut.", "\t  Das ist gut. "])
     assert indented.text == f"\t  {plain.text} "
 
 
 def test_alternatives_are_ranked_and_a_prefix_is_kept(translator: Translator) -> None:
-    (found,) = with_settings(translator, n_best=4).translate(["Ich habe ein Haus."])
-    assert len({other.text for other in found.alternatives}) > 1
-    scores = [other.score for other in found.alternatives]
+    (translation,) = with_settings(translator, n_best=4).translate(["Ich habe ein Haus."])
+    assert len({alternative.text for alternative in translation.alternatives}) > 1
+    scores = [alternative.score for alternative in translation.alternatives]
     assert scores == sorted(scores, reverse=True)
-    assert found.alternatives[0].text == found.text
+    assert translation.alternatives[0].text == translation.text
     for prefix in ("We can", "We can ", "We can say what we want, and then say it once more, " * 12):
         (forced,) = translator.translate(["Ja."], prefix=prefix)
         assert forced.text.startswith(prefix.strip())
@@ -168,70 +173,70 @@ def test_alternatives_are_ranked_and_a_prefix_is_kept(translator: Translator) ->
     for prefix in ("Well\nthen", "Well\tthen", "Well\u2028"):
         with pytest.raises(ConfigError, match="must be one line without tabs: remove them"):
             translator.translate(["Ja."], prefix=prefix)
-    (parts,) = with_settings(translator, n_best=3).translate(["Das ist gut. " * 60])
-    assert len(parts.alternatives) == 3, "a line in parts has as many"
+    (split,) = with_settings(translator, n_best=3).translate(["Das ist gut. " * 60])
+    assert len(split.alternatives) == 3, "a split line has as many alternatives"
 
 
-def test_samples_repeat_with_their_seed(translator: Translator) -> None:
+def test_samples_are_reproducible_with_the_same_seed(translator: Translator) -> None:
     lines = ["Ich habe ein Haus."] * 5
-    draw = with_settings(translator, method="sample", seed=3)
-    first = [translation.text for translation in draw.translate(lines)]
+    sampler = with_settings(translator, method="sample", seed=3)
+    first = [translation.text for translation in sampler.translate(lines)]
     assert first == [t.text for t in with_settings(translator, batch_size=2, method="sample", seed=3).translate(lines)]
-    assert len(set(first)) > 1, "each line draws for itself"
+    assert len(set(first)) > 1, "each line has its own random numbers"
     assert first != [t.text for t in with_settings(translator, method="sample", seed=4).translate(lines)]
 
 
 # Streams
 
 
-def test_lines_that_come_slowly_are_answered_as_they_come(translator: Translator) -> None:
-    """Somebody who waits for each answer before the next question, blank ones too."""
-    asked: queue.Queue[str | None] = queue.Queue()
-    answered: queue.Queue[Translation] = queue.Queue()
+def test_each_line_is_translated_before_the_next_one_arrives(translator: Translator) -> None:
+    """As in a dialogue: each line is sent after the translation of the line before it. Some lines are blank."""
+    inputs: queue.Queue[str | None] = queue.Queue()
+    outputs: queue.Queue[Translation] = queue.Queue()
 
-    def questions() -> Iterator[str]:
-        while (question := asked.get()) is not None:
-            yield question
+    def lines() -> Iterator[str]:
+        while (line := inputs.get()) is not None:
+            yield line
 
     def work() -> None:
-        for translation in translator.stream(questions()):
-            answered.put(translation)
+        for translation in translator.stream(lines()):
+            outputs.put(translation)
 
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
-    for question in ("Das ist gut.", "", "", "Ich bin hier."):
-        asked.put(question)
-        assert (answered.get(timeout=20).text == "") == (question == "")
-    asked.put(None)
+    for line in ("Das ist gut.", "", "", "Ich bin hier."):
+        inputs.put(line)
+        assert (outputs.get(timeout=20).text == "") == (line == "")
+    inputs.put(None)
     worker.join(timeout=20)
     assert not worker.is_alive()
 
 
-def test_searches_that_share_lines_do_not_wait_for_more(translator: Translator) -> None:
-    """Whoever waited would hold up the others, who have sentences to go on with."""
-    is_asked, answer = threading.Event(), threading.Event()
+def test_searches_that_share_lines_do_not_wait_for_more_lines(translator: Translator) -> None:
+    """A search that waited would delay the other searches, which have sentences in progress."""
+    second_requested, second_allowed = threading.Event(), threading.Event()
 
     def texts() -> Iterator[str]:
         yield "Das ist gut."
-        is_asked.set()
-        answer.wait(timeout=20)
+        second_requested.set()
+        second_allowed.wait(timeout=20)
         yield "Ich bin hier."
 
     lines = LineStream(texts(), lambda text: translator.prepare(text, [], []), 64, translator.config.model.eos_id)
     try:
         assert lines.get(wait=True) is not None
-        assert is_asked.wait(timeout=20)
-        shared, found = SharedLines(lines), queue.SimpleQueue[object]()
-        threading.Thread(target=lambda: found.put(shared.get(wait=True)), daemon=True).start()
-        assert found.get(timeout=5) is None, "there was none to be had"
-        answer.set()
-        assert shared.get(wait=True) is None, "once there is none, there is none for anybody: all begin again together"
+        assert second_requested.wait(timeout=20)
+        shared, results = SharedLines(lines), queue.SimpleQueue[object]()
+        threading.Thread(target=lambda: results.put(shared.get(wait=True)), daemon=True).start()
+        assert results.get(timeout=5) is None, "no sentence is available"
+        second_allowed.set()
+        assert shared.get(wait=True) is None, "after the first None, all searches end and start again together"
     finally:
-        answer.set()
+        second_allowed.set()
         lines.close()
 
 
-def test_no_more_is_read_than_is_needed(translator: Translator) -> None:
+def test_a_stream_reads_only_a_bounded_number_of_lines_ahead(translator: Translator) -> None:
     n_read = 0
 
     def lines() -> Iterator[str]:
@@ -244,7 +249,7 @@ def test_no_more_is_read_than_is_needed(translator: Translator) -> None:
     for _ in range(100):
         next(stream)
     assert n_read < 250
-    stream.close()  # type: ignore[attr-defined]  # a generator has it
+    stream.close()  # type: ignore[attr-defined]  # the stream is a generator
 
 
 STREAM = """
@@ -270,8 +275,8 @@ print(n_written)
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    """From ten thousand to a hundred thousand lines: what holds for those holds for ten million."""
+def test_memory_does_not_grow_with_the_number_of_lines(tmp_path: Path) -> None:
+    """Compares the memory in use after ten thousand lines with that after a hundred thousand."""
     (tmp_path / "in").write_text("a\n" * 100_000)
     folder = Path(__file__).parents[1] / "models" / "version-1"
     done = subprocess.run(
@@ -280,24 +285,24 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     early, late, n = map(int, done.stdout.split())
     assert n == 100_000
-    assert late - early < 20_000, "KiB"
+    assert late - early < 20_000, f"memory grew by {late - early} KiB"
 
 
-def test_an_error_of_the_reader_comes_to_the_one_who_asked(translator: Translator) -> None:
+def test_an_error_of_the_input_is_raised_after_the_lines_before_it(translator: Translator) -> None:
     def lines() -> Iterator[str]:
         yield "Gut."
-        raise DataError("the disk is gone: get another")
+        raise DataError("the disk has failed: replace it")
 
     stream = translator.stream(lines())
-    assert next(stream).text, "what came before it is translated"
-    with pytest.raises(DataError, match="the disk is gone"):
+    assert next(stream).text, "the line before the error is translated"
+    with pytest.raises(DataError, match="the disk has failed"):
         next(stream)
 
 
 # Models
 
 
-def test_a_model_of_many_languages_is_told_which(translator: Translator, tmp_path: Path) -> None:
+def test_a_model_with_several_target_languages_requires_a_choice(translator: Translator, tmp_path: Path) -> None:
     subwords = Subwords.train(["ein Haus am See", "un maison", "a house"] * 9, 300, ["en", "fr"])
     origin = Origin(directions=(("de", "en"), ("de", "fr")), tagged_languages=("en", "fr"), longest_source=20)
     config = replace(
@@ -305,32 +310,32 @@ def test_a_model_of_many_languages_is_told_which(translator: Translator, tmp_pat
     )
     torch.manual_seed(1)
     save_model(tmp_path / "model", Transformer(config.model), config, subwords, origin)
-    many = Translator.load(tmp_path / "model", device="cpu")
-    assert many.tag_for("fr") == [subwords.tag("fr")]
-    assert many.longest_source == 18
+    multilingual = Translator.load(tmp_path / "model", device="cpu")
+    assert multilingual.tag_for("fr") == [subwords.tag("fr")]
+    assert multilingual.longest_source == 18
     with pytest.raises(ConfigError, match="this model translates into en, fr: choose one with --to"):
-        many.translate(["ein Haus"])
+        multilingual.translate(["ein Haus"])
     with pytest.raises(ConfigError, match="--to is 'it', this model translates into en, fr: choose one of them"):
-        many.translate(["ein Haus"], "it")
-    assert many.translate(["ein Haus"], "en")[0].text != many.translate(["ein Haus"], "fr")[0].text
+        multilingual.translate(["ein Haus"], "it")
+    assert multilingual.translate(["ein Haus"], "en")[0].text != multilingual.translate(["ein Haus"], "fr")[0].text
     assert translator.tag_for("en") == []
     with pytest.raises(ConfigError, match="--to is 'fr', this model translates into en: leave it out"):
         translator.tag_for("fr")
 
 
-def test_a_model_with_learned_positions_never_runs_out_of_them(translator: Translator) -> None:
+def test_learned_positions_limit_the_length_of_text_and_prefix(translator: Translator) -> None:
     model_config = replace(translator.config.model, positions="learned", max_positions=16)
     torch.manual_seed(2)
     config = replace(translator.config, model=model_config)
     learned = Translator(Transformer(model_config).eval(), config, translator.subwords)
     long = "Das ist ein Haus, und das ist noch ein Haus, und noch eins, und noch eins. " * 3
-    (found,) = learned.translate([long], with_details=True)
-    assert {"split", "limit"} <= set(found.flags)
-    with pytest.raises(ConfigError, match="tokens, this model.s limit is 15: shorten it"):
+    (translation,) = learned.translate([long], with_details=True)
+    assert {"split", "limit"} <= set(translation.flags)
+    with pytest.raises(ConfigError, match="tokens, this model's limit is 15: shorten it"):
         learned.translate(["Das ist gut."], prefix=long)
 
 
-def test_a_bad_folder_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_an_invalid_model_folder_is_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="cannot be read"):
         Translator.load(tmp_path)
     model, config = load_model(trained / "model")
@@ -346,35 +351,34 @@ def test_a_bad_folder_is_refused(trained: Path, tmp_path: Path) -> None:
         Translator.load(trained, device="cpu", batch_size=0)
 
 
-def test_training_kept_which_heads_align(translator: Translator) -> None:
-    """How well they do is measured by experiments/alignment_error.py, on models that learnt more than this one."""
+def test_training_stores_the_heads_that_give_the_alignment(translator: Translator) -> None:
+    """experiments/alignment_error.py measures how good the alignment is, with models that are trained for longer."""
     assert translator.heads is not None
     config = translator.config.model
     assert translator.heads.layer < config.n_decoder_layers
-    (found,) = translator.translate(["Das ist gut."], with_details=True)
-    assert found.alignment is not None
-    assert all(0 <= s < 3 and 0 <= t < len(found.text.split()) for s, t in found.alignment)
+    (translation,) = translator.translate(["Das ist gut."], with_details=True)
+    assert translation.alignment is not None
+    assert all(0 <= s < 3 and 0 <= t < len(translation.text.split()) for s, t in translation.alignment)
     for line in ("x" * 300 + " Haus", "Das ist gut. " * 60, "これは家です。" * 40):
-        (found,) = translator.translate([line], with_details=True)
-        assert "split" in found.flags
-        assert found.alignment
-        n_source, n_target = len(line.split()), len(found.text.split())
-        assert all(s < n_source and t < n_target for s, t in found.alignment), line
+        (translation,) = translator.translate([line], with_details=True)
+        assert "split" in translation.flags
+        assert translation.alignment
+        n_source, n_target = len(line.split()), len(translation.text.split())
+        assert all(s < n_source and t < n_target for s, t in translation.alignment), line
 
 
 # Files
 
 
-def run_files(translator: Translator, tmp_path: Path, data: bytes, **how: Any) -> list[str]:
+def run_files(translator: Translator, tmp_path: Path, data: bytes, **options: Any) -> list[str]:
     (tmp_path / "in").write_bytes(data)
     out = io.StringIO()
-    form = Form(**how)
-    translate_files(translator, [str(tmp_path / "in")], form, out.write)
+    translate_files(translator, [str(tmp_path / "in")], Form(**options), out.write)
     assert out.getvalue().endswith("\n") or not data
     return out.getvalue().split("\n")[:-1]
 
 
-def test_files_of_text_tables_and_json(translator: Translator, tmp_path: Path) -> None:
+def test_files_of_text_tables_and_json_are_translated(translator: Translator, tmp_path: Path) -> None:
     translator = with_settings(translator, beam_size=1)
     good, here = (translation.text for translation in translator.translate(["Das ist gut.", "Ich bin hier."]))
     assert run_files(translator, tmp_path, b"Das ist gut.\r\n\nIch bin hier.") == [good, "", here]
@@ -383,17 +387,17 @@ def test_files_of_text_tables_and_json(translator: Translator, tmp_path: Path) -
     record = json.dumps({"id": 7, "text": {"de": "Das ist gut."}})
     (written,) = run_files(translator, tmp_path, record.encode(), key="text.de")
     assert json.loads(written) == {"id": 7, "text": {"de": "Das ist gut."}, "translation": good}
-    (split,) = run_files(
+    (nested,) = run_files(
         translator, tmp_path, b'{"translation": {"de": "Das ist gut."}}', key="translation.de", into="en"
     )
-    assert json.loads(split) == {"translation": {"de": "Das ist gut."}, "en": good}
-    (halves,) = run_files(translator, tmp_path, b'{"a": "Gut \\ud800."}', key="a")
-    assert json.loads(halves)["translation"]
+    assert json.loads(nested) == {"translation": {"de": "Das ist gut."}, "en": good}
+    (surrogate,) = run_files(translator, tmp_path, b'{"a": "Gut \\ud800."}', key="a")
+    assert json.loads(surrogate)["translation"]
     assert run_files(translator, tmp_path, b"\t\t\n", column=2) == ["\t\t"]
     (scored,) = run_files(translator, tmp_path, b"Das ist gut.\n", with_scores=True)
     assert scored.split("\t")[0] == good
     assert float(scored.split("\t")[1]) < 0
-    for data, how, message in [
+    for data, options, message in [
         (b"a\tb\nc", {"column": 2}, "line 2: has 1 columns, must have 2: correct the line"),
         (b"{", {"key": "a"}, "line 1: is not a JSON object"),
         (b'{"b": 1}', {"key": "a"}, "line 1: has no field 'a'"),
@@ -402,45 +406,45 @@ def test_files_of_text_tables_and_json(translator: Translator, tmp_path: Path) -
         (b"[1]", {"key": "a"}, "line 1: is not a JSON object"),
     ]:
         with pytest.raises(DataError, match=message):
-            run_files(translator, tmp_path, data, **how)  # type: ignore[arg-type]
+            run_files(translator, tmp_path, data, **options)  # type: ignore[arg-type]
 
 
-def transduce(*arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, "-m", "transduce", *arguments], input=given, capture_output=True)
+def transduce(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-m", "transduce", *arguments], input=stdin, capture_output=True)
 
 
-def test_the_command_writes_what_was_asked_for(trained: Path, tmp_path: Path, translator: Translator) -> None:
-    given = b"Das ist gut.\n\nIch habe ein Haus.\n" + b"Gut \xff.\n"
+def test_the_command_writes_the_requested_outputs(trained: Path, tmp_path: Path, translator: Translator) -> None:
+    stdin = b"Das ist gut.\n\nIch habe ein Haus.\n" + b"Gut \xff.\n"
     align = tmp_path / "align"
     done = transduce(
-        "translate", str(trained), "--beam", "2", "--alignments", str(align), "--device", "cpu", given=given
+        "translate", str(trained), "--beam", "2", "--alignments", str(align), "--device", "cpu", stdin=stdin
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.decode().split("\n")
     assert (len(lines), lines[1], lines[4]) == (5, "", "")
-    wanted = with_settings(translator, beam_size=2).translate(["Das ist gut."])[0].text
-    assert lines[0] == wanted
-    told = done.stderr.decode()
-    assert "1 lines were not valid UTF-8, the first is standard input, line 4: invalid bytes were replaced" in told
-    assert "4 lines in" in told
+    expected = with_settings(translator, beam_size=2).translate(["Das ist gut."])[0].text
+    assert lines[0] == expected
+    messages = done.stderr.decode()
+    assert "1 lines were not valid UTF-8, the first is standard input, line 4: invalid bytes were replaced" in messages
+    assert "4 lines in" in messages
     links = align.read_text().split("\n")
     assert (len(links), links[1]) == (5, "")
     assert all(len(link.split("-")) == 2 for link in links[0].split())
 
-    listed = transduce("translate", str(trained), "-", "--nbest", "6", "-q", given=b"Das ist gut.\n\n")
-    assert listed.stderr == b""
-    rows = [line.split(" ||| ") for line in listed.stdout.decode().splitlines()]
+    n_best = transduce("translate", str(trained), "-", "--nbest", "6", "-q", stdin=b"Das ist gut.\n\n")
+    assert n_best.stderr == b""
+    rows = [line.split(" ||| ") for line in n_best.stdout.decode().splitlines()]
     assert [row[0] for row in rows] == ["0"] * 6 + ["1"]
     assert {len(row) for row in rows} == {4}
     assert float(rows[0][3]) >= float(rows[1][3])
 
-    (line,) = transduce("translate", str(trained), "--json", given=b"Das ist gut.").stdout.decode().splitlines()
-    found = json.loads(line)
-    assert found.keys() == {"source", "text", "score", "log_prob", "flags", "alternatives", "tokens", "alignment"}
-    assert found["tokens"][0].keys() == {"piece", "probability", "runners_up"}
+    (line,) = transduce("translate", str(trained), "--json", stdin=b"Das ist gut.").stdout.decode().splitlines()
+    record = json.loads(line)
+    assert record.keys() == {"source", "text", "score", "log_prob", "flags", "alternatives", "tokens", "alignment"}
+    assert record["tokens"][0].keys() == {"piece", "probability", "runners_up"}
 
 
-def test_who_reads_no_further_is_not_told_off(trained: Path, tmp_path: Path) -> None:
+def test_a_closed_output_ends_the_command_without_a_message(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("Gut.\n" * 1000)
     command = [sys.executable, "-m", "transduce", "translate", str(trained), str(tmp_path / "in"), "--beam", "1", "-q"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -452,53 +456,53 @@ def test_who_reads_no_further_is_not_told_off(trained: Path, tmp_path: Path) -> 
         assert process.wait(timeout=60) == 141
 
 
-def test_it_ends_well_while_its_input_is_still_open(trained: Path) -> None:
-    """By Ctrl-C, by an output that nobody reads, by a bad line: each while the reader waits for more."""
+def test_the_command_ends_even_while_its_input_is_open(trained: Path) -> None:
+    """Ctrl-C, a closed output and an invalid line end the command, each while it waits for more input."""
     command = [sys.executable, "-m", "transduce", "translate", str(trained), "--beam", "1", "-q"]
 
-    def start(*more: str) -> subprocess.Popen[bytes]:
+    def start(*options: str) -> subprocess.Popen[bytes]:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([*command, *more], bufsize=0, **pipes)  # type: ignore[call-overload, no-any-return]
+        return subprocess.Popen([*command, *options], bufsize=0, **pipes)  # type: ignore[call-overload, no-any-return]
 
-    def ask(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+    def translate_line(process: subprocess.Popen[bytes], line: bytes) -> bytes:
         assert process.stdin
         assert process.stdout
         process.stdin.write(line)
         return process.stdout.readline()
 
-    with start() as interrupted, start() as unread, start("--field", "a") as bad:
+    with start() as interrupted, start() as closed, start("--field", "a") as invalid:
         assert interrupted.stderr
-        assert unread.stdout
-        assert unread.stderr
-        assert unread.stdin
-        assert bad.stdin
-        assert bad.stderr
-        ask(interrupted, b"Gut.\n")
+        assert closed.stdout
+        assert closed.stderr
+        assert closed.stdin
+        assert invalid.stdin
+        assert invalid.stderr
+        translate_line(interrupted, b"Gut.\n")
         interrupted.send_signal(signal.SIGINT)
         assert interrupted.wait(timeout=60) == 130
         assert interrupted.stderr.read() == b"transduce: interrupted\n"
-        ask(unread, b"Gut.\n")
-        unread.stdout.close()
-        unread.stdin.write(b"Gut.\n")
-        assert unread.wait(timeout=60) == 141
-        assert unread.stderr.read() == b""
-        assert json.loads(ask(bad, b'{"a": "Gut."}\n'))["translation"]
-        bad.stdin.write(b"{}\n")
-        assert bad.wait(timeout=60) == 2
+        translate_line(closed, b"Gut.\n")
+        closed.stdout.close()
+        closed.stdin.write(b"Gut.\n")
+        assert closed.wait(timeout=60) == 141
+        assert closed.stderr.read() == b""
+        assert json.loads(translate_line(invalid, b'{"a": "Gut."}\n'))["translation"]
+        invalid.stdin.write(b"{}\n")
+        assert invalid.wait(timeout=60) == 2
         assert (
-            bad.stderr.read()
+            invalid.stderr.read()
             == b"transduce: standard input, line 2: has no field 'a': correct the line, or name another with --field\n"
         )
 
 
-def test_a_full_disk_is_told_and_named(trained: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_with_the_name_of_the_output(trained: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "transduce", "translate", str(trained), "-q"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [*command, "--alignments", str(tmp_path / "a")], input=b"Gut.\n", stdout=full, stderr=subprocess.PIPE
         )
     assert done.returncode == 2
-    assert done.stderr == b"transduce: standard output cannot be written (No space left on device): make room there\n"
+    assert done.stderr == b"transduce: standard output cannot be written (No space left on device): free some space\n"
 
 
 @pytest.mark.parametrize(
@@ -509,9 +513,12 @@ def test_a_full_disk_is_told_and_named(trained: Path, tmp_path: Path) -> None:
         (["RUN", "--to", "fr"], "--to is 'fr', this model translates into en: leave it out"),
         (["RUN", "--column", "1", "--field", "x"], "--column and --field exclude each other: keep one"),
         (["RUN", "--dtype", "int3"], "--dtype is 'int3', must be float32, bfloat16 or int8"),
-        (["RUN", "--set", "train.seed=3"], "--set train.seed=3 means nothing to a trained model"),
+        (
+            ["RUN", "--set", "train.seed=3"],
+            "--set train.seed=3 does not apply to a trained model: only decode.* settings do",
+        ),
         (["RUN", "--sample", "--top-p", "7"], "decode.top_p is 7.0, must be at most 1"),
-        (["RUN", "--top-p", "0.5"], "--top-p means something to sampling alone: add --sample"),
+        (["RUN", "--top-p", "0.5"], "--top-p has an effect only when sampling: add --sample"),
         (["RUN", "--beam", "2", "--sample"], "--beam and --sample exclude each other: keep one"),
         (
             ["RUN", "--beam", "2", "--nbest", "4"],
@@ -523,23 +530,23 @@ def test_a_full_disk_is_told_and_named(trained: Path, tmp_path: Path) -> None:
         (["RUN", "--device", "tpu"], "--device is 'tpu', must be cpu or cuda"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(trained: Path, arguments: list[str], message: str) -> None:
-    done = transduce("translate", *[str(trained) if a == "RUN" else a for a in arguments], given=b"Gut.\n")
+def test_bad_input_gives_a_one_line_message_and_exit_code_2(trained: Path, arguments: list[str], message: str) -> None:
+    done = transduce("translate", *[str(trained) if a == "RUN" else a for a in arguments], stdin=b"Gut.\n")
     assert done.returncode == 2
     assert done.stdout == b""
-    told = done.stderr.decode()
-    assert told.startswith(f"transduce: {message}")
-    assert len(told.splitlines()) == 1
+    error = done.stderr.decode()
+    assert error.startswith(f"transduce: {message}")
+    assert len(error.splitlines()) == 1
 
 
-def test_bfloat16_works_and_says_nearly_the_same(trained: Path, translator: Translator, sentences: list[str]) -> None:
-    rough = Translator.load(trained, device="cpu", dtype=torch.bfloat16)
+def test_bfloat16_gives_nearly_the_same_perplexity(trained: Path, translator: Translator, sentences: list[str]) -> None:
+    low_precision = Translator.load(trained, device="cpu", dtype=torch.bfloat16)
     lines = sentences[:40]
-    exact = [translation.text for translation in translator.translate(lines)]
-    # A model that has learnt little is of two minds about many words, so that texts may differ; what it thinks of one
-    # and the same text may not.
-    assert len(rough.translate(lines)) == len(lines)
-    found, expected = (perplexity_of(one, lines, exact, None)[0] for one in (rough, translator))
-    assert found is not None
-    assert found == pytest.approx(expected, rel=0.02)
-    assert found != expected, "it is another precision"
+    texts = [translation.text for translation in translator.translate(lines)]
+    # After so little training, many tokens are almost equally probable, so translations may differ. The perplexity of
+    # the same texts may not.
+    assert len(low_precision.translate(lines)) == len(lines)
+    perplexity, expected = (perplexity_of(model, lines, texts, None)[0] for model in (low_precision, translator))
+    assert perplexity is not None
+    assert perplexity == pytest.approx(expected, rel=0.02)
+    assert perplexity != expected, "the precision must differ"
