@@ -38,7 +38,7 @@ def sources() -> str:
 
 
 def sources_of(patterns: Iterable[str], without: Iterable[str] = ()) -> str:
-    """Of the files that match any of the patterns, but for some. All are relative to the package."""
+    """A hash of the files that match a pattern, without some of them. All are relative to the package."""
     package = Path(transduce.__file__).parent
     paths = {path for pattern in patterns for path in package.glob(pattern)} - {package / name for name in without}
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()[:12]

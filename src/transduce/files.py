@@ -55,7 +55,7 @@ def convert_write_errors(path: Path) -> Iterator[None]:
 def cannot_write(path: Path, error: OSError) -> DataError:
     if error.errno == errno.ENOTEMPTY:
         return DataError(f"{path} was written by another process meanwhile: use that one, or choose another name")
-    return DataError(f"{path} cannot be written ({error.strerror}): make room there, or choose another place")
+    return DataError(f"{path} cannot be written ({error.strerror}): free some space, or choose another place")
 
 
 def _prefix(folder: Path) -> str:

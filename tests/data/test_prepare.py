@@ -347,7 +347,7 @@ def test_a_full_disk_gives_an_error_and_leaves_no_files(bad_files: Path, monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(StoreWriter, "add", full)
-    with pytest.raises(DataError, match=r"out cannot be written \(No space left on device\): make room there"):
+    with pytest.raises(DataError, match=r"out cannot be written \(No space left on device\): free some space"):
         prepare([find_corpus(["a.de", "a.en"], None)], "out", DataConfig())
     assert not [path for path in bad_files.iterdir() if "out" in path.name]
 

@@ -280,7 +280,7 @@ def test_a_full_disk_is_reported_and_saved_checkpoints_stay(
 
     def full(*arguments: Any) -> None:
         if next(n_calls) >= 3:
-            raise DataError(f"{arguments[0]} cannot be written (No space left on device): make room there")
+            raise DataError(f"{arguments[0]} cannot be written (No space left on device): free some space")
         save_checkpoint(*arguments)
 
     monkeypatch.setattr("transduce.training.snapshots.save_checkpoint", full)

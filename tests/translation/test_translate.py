@@ -254,12 +254,8 @@ def test_a_stream_reads_only_a_bounded_number_of_lines_ahead(translator: Transla
 
 STREAM = """
 import resource, sys
-from transduce import Translator, RunConfig
-from transduce.search.hypotheses import Hypothesis
-from transduce.translation.lines import LineStream
+from transduce import Translator
 from transduce.translation.records import Form, translate_files
-from transduce.translation.result import Translation
-from transduce.translation.threads import SharedLines
 from dataclasses import replace
 translator = Translator.load(sys.argv[1], device="cpu", batch_size=256)
 translator.settings = replace(translator.settings, beam_size=1, max_extra_tokens=0)
