@@ -1,7 +1,7 @@
 """Compares sizes, dropout, batch sizes and learning rates on a small corpus. The table in `training/dial.py` uses the
 results.
 
-python -m experiments.dial --prepared FOLDER --out experiments/results/dial_NAME.json --steps 2000 --device cuda
+python -m experiments.dial --prepared FOLDER --out experiments/results/dial_NAME.json --tokens 2e7 --device cuda
 
 Several variants run at the same time, because a small model leaves most of a GPU idle.
 """
