@@ -1,4 +1,4 @@
-"""The way of the data, measured: preparing, encoding beside plain SentencePiece, the batch plan, and resident memory.
+"""Time and memory of the data pipeline: preparation, encoding compared with plain SentencePiece, and the batch plan.
 
 python -m benchmarks.data_speed --data-root FOLDER --out benchmarks/results/data_speed.json
 """
@@ -34,20 +34,27 @@ from transduce.data.prepare import Prepared, encode_pairs, prepare
 from transduce.data.stats import measure
 
 CHUNK = 10_000
+"""Pairs that are encoded or written at a time."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-root", type=Path, required=True)
+    parser.add_argument("--data-root", type=Path, required=True, help="The folder with the corpora.")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sizes", type=int, nargs="*", default=[100_000, 1_000_000, 10_000_000])
+    parser.add_argument("--rounds", type=int, default=5, help="Repetitions of each measurement of time.")
+    parser.add_argument(
+        "--sizes",
+        type=int,
+        nargs="*",
+        default=[100_000, 1_000_000, 10_000_000],
+        help="Numbers of synthetic pairs, for the measurement of memory.",
+    )
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(CHILDREN[options.child[0]](options.child[1])))
         return
-    # Torch comes with it, which would count in the memory of the processes below.
+    # Imported only here: it imports torch, which would count as memory of the child processes.
     from experiments.passport import commit, sources, write_result
 
     with tempfile.TemporaryDirectory() as folder:
@@ -60,46 +67,47 @@ def main() -> None:
                 "numpy": np.__version__,
                 "sentencepiece": sentencepiece.__version__,
             },
-            "prepare_multi30k": told(prepare_multi30k(options.data_root, Path(folder), options.rounds)),
-            "encode": told(encode(options.data_root, Path(folder), options.rounds)),
-            "padding": told(padding(options.data_root, Path(folder))),
-            "plan": told(in_a_new_process("plan", 10_000_000)),
-            "memory": [told(memory(size, Path(folder))) for size in options.sizes],
+            "prepare_multi30k": printed(prepare_multi30k(options.data_root, Path(folder), options.rounds)),
+            "encode": printed(encode(options.data_root, Path(folder), options.rounds)),
+            "padding": printed(padding(options.data_root, Path(folder))),
+            "plan": printed(in_a_new_process("plan", 10_000_000)),
+            "memory": [printed(memory(size, Path(folder))) for size in options.sizes],
         }
     if options.out:
         write_result(options.out, result)
 
 
-def told(found: dict[str, Any]) -> dict[str, Any]:
-    print(json.dumps(found), flush=True)
-    return found
+def printed(result: dict[str, Any]) -> dict[str, Any]:
+    """Print the result and return it."""
+    print(json.dumps(result), flush=True)
+    return result
 
 
-def spread(times: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(times), "least": min(times), "most": max(times)}
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
 def prepare_multi30k(root: Path, folder: Path, rounds: int) -> dict[str, Any]:
-    """The whole command, from its start to its end."""
+    """The seconds of the whole command, measured from outside, and of its stages."""
     times, reports = [], []
     for _ in range(rounds):
         out = folder / "multi30k"
         shutil.rmtree(out, ignore_errors=True)
         start = time.perf_counter()
-        where = ["--data-root", str(root), "--out", str(out)]
-        command = [sys.executable, "-m", "transduce", "prepare", "multi30k", *where]
+        arguments = ["--data-root", str(root), "--out", str(out)]
+        command = [sys.executable, "-m", "transduce", "prepare", "multi30k", *arguments]
         subprocess.run(command, check=True, capture_output=True)
         times.append(time.perf_counter() - start)
         reports.append(Prepared(out).report)
     return {
         "pairs": reports[0].corpora[0].n_read,
         "seconds": spread(times),
-        "stages": {stage: spread([r.seconds[stage] for r in reports]) for stage in reports[0].seconds},
+        "stages": {stage: spread([report.seconds[stage] for report in reports]) for stage in reports[0].seconds},
     }
 
 
 def encode(root: Path, folder: Path, rounds: int) -> dict[str, Any]:
-    """Europarl, in the vocabulary that prepare makes of it; both from lines in memory to arrays of ids in memory."""
+    """Encode Europarl with the vocabulary that `prepare` makes from it, from lines in memory to ids in memory."""
     corpus = named_corpus("europarl", "train", None, root)
     assert corpus is not None
     prepare([corpus], folder / "europarl", DataConfig())
@@ -108,39 +116,40 @@ def encode(root: Path, folder: Path, rounds: int) -> dict[str, Any]:
     pairs = list(itertools.islice(corpus.read([]), 100_000))
     lines = [text.decode() for pair in pairs for text in pair]
 
-    def plain() -> Any:
+    def encode_plainly() -> Any:
         return np.concatenate([np.array(processor.encode(line), dtype=np.uint16) for line in lines])
 
-    def ours(n_processes: int) -> Any:
+    def encode_ours(n_processes: int) -> Any:
         chunks: Iterator[list[RawPair]] = (pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK))
         parts = ordered_map(partial(encode_pairs, subwords=subwords), chunks, n_processes)
         return np.concatenate([part.ids for part in parts])
 
-    ways: dict[str, Callable[[], Any]] = {"plain": plain}
-    ways |= {"one process": partial(ours, 1), "two processes": partial(ours, 2)}
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    encoders: dict[str, Callable[[], Any]] = {"plain": encode_plainly}
+    encoders |= {"one process": partial(encode_ours, 1), "two processes": partial(encode_ours, 2)}
+    times: dict[str, list[float]] = {name: [] for name in encoders}
     for _ in range(rounds):
-        found = []
-        for name, way in ways.items():
+        results = []
+        for name, encoder in encoders.items():
             start = time.perf_counter()
-            found.append(way())
+            results.append(encoder())
             times[name].append(time.perf_counter() - start)
-        assert all((ids == found[0]).all() for ids in found), "all give the same ids"
+        assert all((ids == results[0]).all() for ids in results), "the encoders give different ids"
     return {
         "pairs": len(pairs),
-        "pairs_per_second": {name: spread([len(pairs) / t for t in some]) for name, some in times.items()},
+        "pairs_per_second": {name: spread([len(pairs) / t for t in by_round]) for name, by_round in times.items()},
         "ratio_to_plain": {
-            name: spread([p / t for p, t in zip(times["plain"], some, strict=True)]) for name, some in times.items()
+            name: spread([plain / t for plain, t in zip(times["plain"], by_round, strict=True)])
+            for name, by_round in times.items()
         },
     }
 
 
 def padding(root: Path, folder: Path) -> dict[str, Any]:
-    """At the paper's 25,000 tokens, of the folders that the others have prepared."""
-    found = {}
+    """The share of padding in batches of the paper's 25,000 tokens. The other measurements have prepared the data."""
+    shares = {}
     for name in ("multi30k", "europarl"):
         stats = measure(Prepared(folder / name), DataConfig(), seed=1)
-        found[name] = {
+        shares[name] = {
             "steps": stats.n_steps,
             "micro_batches": stats.n_micro_batches,
             "shapes": stats.n_shapes,
@@ -149,51 +158,51 @@ def padding(root: Path, folder: Path) -> dict[str, Any]:
             "source_tokens_per_step": stats.source_tokens_per_step,
             "target_tokens_per_step": stats.target_tokens_per_step,
         }
-    return found
+    return shares
 
 
 def in_a_new_process(name: str, argument: object) -> dict[str, Any]:
-    """So that its resident memory is its own."""
+    """Run a function of CHILDREN in a new process, so that its resident memory is not mixed with that of others."""
     command = [sys.executable, "-m", "benchmarks.data_speed", "--data-root", ".", "--child", name, str(argument)]
-    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    return found
+    result: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return result
 
 
 def memory(n_pairs: int, folder: Path) -> dict[str, Any]:
-    """Synthetic pairs of some fifteen words: what preparing them takes, and then reading batches of them."""
-    place = folder / f"synthetic-{n_pairs}"
-    place.mkdir()
-    write_synthetic(n_pairs, place)
-    found = in_a_new_process("prepare", place) | in_a_new_process("read", place)
-    shutil.rmtree(place)
-    return {"pairs": n_pairs} | found
+    """Memory and time of preparing synthetic pairs of about fifteen words, and then of reading batches of them."""
+    data = folder / f"synthetic-{n_pairs}"
+    data.mkdir()
+    write_synthetic(n_pairs, data)
+    result = in_a_new_process("prepare", data) | in_a_new_process("read", data)
+    shutil.rmtree(data)
+    return {"pairs": n_pairs} | result
 
 
-def write_synthetic(n_pairs: int, place: Path) -> None:
+def write_synthetic(n_pairs: int, folder: Path) -> None:
     rng = np.random.default_rng(1)
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
     words = ["".join(rng.choice(letters, rng.integers(2, 10))) for _ in range(50_000)]
-    with (place / "x.de").open("w") as source, (place / "x.en").open("w") as target:
+    with (folder / "x.de").open("w") as source, (folder / "x.en").open("w") as target:
         for _ in range(0, n_pairs, CHUNK):
-            # Frequent words are very frequent, as in a language.
-            chosen = (50_000 * rng.random((CHUNK, 2, 30)) ** 4).astype(int)
+            # A few words are very frequent, as in natural language.
+            words_of_pairs = (50_000 * rng.random((CHUNK, 2, 30)) ** 4).astype(int)
             length = np.clip(rng.gamma(4, 4, CHUNK).astype(int), 3, 30)
-            for (source_words, target_words), n in zip(chosen.tolist(), length.tolist(), strict=True):
+            for (source_words, target_words), n in zip(words_of_pairs.tolist(), length.tolist(), strict=True):
                 source.write(" ".join(words[w] for w in source_words[:n]) + "\n")
                 target.write(" ".join(words[w] for w in target_words[:n]) + "\n")
 
 
-def prepare_child(place: str) -> dict[str, Any]:
+def prepare_child(folder: str) -> dict[str, Any]:
     workers_mib: dict[str, float] = {}
 
     def watch_workers(*_: object) -> None:
         for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-            with contextlib.suppress(OSError, KeyError):  # it may just have ended
+            with contextlib.suppress(OSError, KeyError):  # a worker that has ended has no memory
                 workers_mib[pid] = max(workers_mib.get(pid, 0.0), mib("VmHWM", pid))
 
     start = time.perf_counter()
-    files = [f"{place}/x.de", f"{place}/x.en"]
-    report = prepare([find_corpus(files, None)], f"{place}/out", DataConfig(), progress=watch_workers)
+    files = [f"{folder}/x.de", f"{folder}/x.en"]
+    report = prepare([find_corpus(files, None)], f"{folder}/out", DataConfig(), progress=watch_workers)
     return {
         "prepare_seconds": time.perf_counter() - start,
         "prepare_stages": report.seconds,
@@ -202,55 +211,56 @@ def prepare_child(place: str) -> dict[str, Any]:
     }
 
 
-def read_child(place: str) -> dict[str, Any]:
-    prepared = Prepared(f"{place}/out")
-    before = mib("VmRSS")
+def read_child(folder: str) -> dict[str, Any]:
+    prepared = Prepared(f"{folder}/out")
+    resident_before = mib("VmRSS")
     examples = prepared.train
     layout = make_layout(*examples.lengths(), batch_tokens=25_000, n_shapes=128, seed=1)
     start = time.perf_counter()
-    n_steps, most = 1000, 0.0
+    n_steps, max_resident = 1000, 0.0
     for n_done, _ in enumerate(steps(examples, layout, ModelConfig()), 1):
         if n_done % 20 == 0:
-            most = max(most, mib("VmRSS"))
+            max_resident = max(max_resident, mib("VmRSS"))
         if n_done == n_steps:
             break
     return {
-        "store_mib": (Path(place) / "out" / "train.tokens").stat().st_size / 2**20,
-        "open_resident_mib": before,
-        "read_most_resident_mib": most,
+        "store_mib": (Path(folder) / "out" / "train.tokens").stat().st_size / 2**20,
+        "open_resident_mib": resident_before,
+        "read_most_resident_mib": max_resident,
         "read_peak_mib": mib("VmHWM"),
         "batches_per_second": n_steps / (time.perf_counter() - start),
     }
 
 
 def mib(field: str, pid: str = "self") -> float:
-    """VmRSS: resident now; VmHWM: resident at most, so far."""
+    """A field of /proc: VmRSS is the resident memory now, VmHWM its peak so far."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(fields[field].split()[0]) / 1024
 
 
 def plan_child(n_pairs: str) -> dict[str, Any]:
+    """The plan of the batches of an epoch, for pairs of random lengths."""
     rng = np.random.default_rng(1)
     source_N = np.maximum(1, rng.gamma(2.5, 12, int(n_pairs))).astype(np.int32)
     ratio_N = 0.96 + 0.14 * rng.standard_normal(int(n_pairs), dtype=np.float32)
     target_N = np.maximum(1, source_N * ratio_N).astype(np.int32)
     del ratio_N
-    before = mib("VmRSS")
+    resident_before = mib("VmRSS")
     start = time.perf_counter()
     layout = make_layout(source_N, target_N, batch_tokens=25_000, n_shapes=128, seed=1)
-    made = time.perf_counter()
+    layout_done = time.perf_counter()
     epoch = layout.epoch(3)
-    planned = time.perf_counter()
-    first = epoch.step(layout.n_steps // 2)
-    sought = time.perf_counter()
+    epoch_done = time.perf_counter()
+    middle_step = epoch.step(layout.n_steps // 2)
+    seek_done = time.perf_counter()
     return {
         "pairs": int(n_pairs),
         "steps": layout.n_steps,
-        "layout_seconds": made - start,
-        "epoch_seconds": planned - made,
-        "seek_to_the_middle_seconds": sought - planned,
-        "rows_of_that_step": sum(len(micro.rows) for micro in first),
-        "lengths_resident_mib": before,
+        "layout_seconds": layout_done - start,
+        "epoch_seconds": epoch_done - layout_done,
+        "seek_to_the_middle_seconds": seek_done - epoch_done,
+        "rows_of_that_step": sum(len(micro.rows) for micro in middle_step),
+        "lengths_resident_mib": resident_before,
         "peak_mib": mib("VmHWM"),
     }
 

@@ -1,9 +1,13 @@
-"""What the tests show on a CPU, shown on a GPU: the ways of attention, the cache, bf16, memory; and that none waits.
+"""Checks of the model on a GPU. The tests make the same checks on a CPU: attention, the cache, bfloat16 and memory.
+
+One more check is that steps never wait for the device.
 
     python -m benchmarks.gpu_checks --out benchmarks/results/gpu_checks.json
 
-Exits with 1 when a check fails. The result names the hash of the sources that it covers.
+It exits with code 1 if a check fails. The result contains the hash of the sources that it covers.
 """
+
+# Axes: B sentences, R rows of hypotheses, S source positions, T target positions, V vocabulary, M attended positions.
 
 from __future__ import annotations
 
@@ -22,16 +26,18 @@ from transduce.training.recipe import adam, loss
 
 DEVICE = "cuda"
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-"""Norm of the difference over norm of the expected."""
+"""The largest allowed `distance`."""
 
 
-def distance(found: Tensor, expected: Tensor) -> float:
-    found, expected = found.detach().double(), expected.detach().double()
-    return float((found - expected).norm() / expected.norm())
+def distance(actual: Tensor, expected: Tensor) -> float:
+    """The norm of the difference, divided by the norm of the expected value."""
+    actual, expected = actual.detach().double(), expected.detach().double()
+    return float((actual - expected).norm() / expected.norm())
 
 
 def check_attention() -> list[dict[str, Any]]:
-    """Each way, forward and backward, against `attend` in float64; hidden rows must be zero to the bit."""
+    """Compare each version of attention with `attend` in float64, forward and backward. The third sentence is padding
+    alone, so its queries see no position: their results and gradients must be exactly zero."""
     checks = []
     for dtype, (d_k, d_v), way in itertools.product(BOUNDS, [(64, 64), (32, 64)], ["fused", "causal", "window"]):
         torch.manual_seed(0)
@@ -48,11 +54,11 @@ def check_attention() -> list[dict[str, Any]]:
             "window": Visible(token_B1M, window=64),
         }[way]
         head = (attend_window if way == "window" else attend_fused)(query, key, value, visible, 0.0)
-        query, key, value = exact = [x.detach().double().requires_grad_() for x in inputs]
+        query, key, value = exact_inputs = [x.detach().double().requires_grad_() for x in inputs]
         expected, _ = attend(query, key, value, visible, 0.0)
         direction = torch.randn_like(head)
         gradients = torch.autograd.grad((head * direction).sum(), inputs)
-        expected_gradients = torch.autograd.grad((expected * direction.double()).sum(), exact)
+        expected_gradients = torch.autograd.grad((expected * direction.double()).sum(), exact_inputs)
         distances = [distance(a, b) for a, b in zip((head, *gradients), (expected, *expected_gradients), strict=True)]
         hidden_is_zero = way == "causal" or not any(x[2].any().item() for x in (head, *gradients))
         checks.append(
@@ -72,7 +78,8 @@ def check_attention() -> list[dict[str, Any]]:
 
 
 def check_cache() -> list[dict[str, Any]]:
-    """Cached equals uncached, with prefixes, states joined, sources of unequal length and two rows a sentence."""
+    """Steps with the cache give the logits of the whole model: with prefixes, joined states, sources of different
+    lengths and two rows per sentence."""
     checks = []
     for window in (None, 16):
         torch.manual_seed(0)
@@ -81,46 +88,52 @@ def check_cache() -> list[dict[str, Any]]:
         source_BS[1:, 20:] = 0
         target_BT = torch.randint(3, 8000, (5, 30), device=DEVICE)
         first, second = model.start(source_BS[:2], target_BT[:2, :10]), model.start(source_BS[2:], target_BT[2:, :4])
-        for last_B in target_BT[2:, 4:10].T:  # the second catches up step by step
+        for last_B in target_BT[2:, 4:10].T:  # until the second state has as many tokens as the first
             _, second = model.step(last_B, second)
         state = first.join(second).select(torch.arange(10, device=DEVICE) // 2)
-        logits = []
+        logits_of_steps = []
         for last_B in target_BT[:, 10:].T:
             logits_RV, state = model.step(last_B.repeat_interleave(2), state)
-            logits.append(logits_RV[::2])
+            logits_of_steps.append(logits_RV[::2])
         with torch.no_grad():
-            expected = model(source_BS, target_BT).logits_BTV[:, 10:]
-        gap = distance(torch.stack(logits, 1), expected)
-        checks.append({"check": "cache", "window": window, "distance": gap, "bound": 1e-5, "passed": gap < 1e-5})
+            expected_BTV = model(source_BS, target_BT).logits_BTV[:, 10:]
+        difference = distance(torch.stack(logits_of_steps, 1), expected_BTV)
+        passed = difference < 1e-5
+        checks.append({"check": "cache", "window": window, "distance": difference, "bound": 1e-5, "passed": passed})
     return checks
 
 
 def check_bf16() -> list[dict[str, Any]]:
-    """base under autocast stays close to float32, in logits and gradients, and so does it compiled."""
+    """Logits and gradients of base under autocast are close to those in float32, eager and compiled."""
     torch.manual_seed(0)
     model = Transformer(with_model(base(), dropout=0.0).model).to(DEVICE)
     source_BS, target_BT = torch.randint(3, 37_000, (2, 16, 50), device=DEVICE)
     source_BS[3:, 30:] = 0
 
-    def gradient_and_logits(run: Any, bf16: bool) -> tuple[Tensor, Tensor]:
+    def gradient_and_logits(forward: Any, bf16: bool) -> tuple[Tensor, Tensor]:
         model.zero_grad()
         with torch.autocast(DEVICE, torch.bfloat16, enabled=bf16):
-            logits_BTV = run(source_BS, target_BT).logits_BTV
+            logits_BTV = forward(source_BS, target_BT).logits_BTV
         logits_BTV.float().square().mean().backward()
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]), logits_BTV.detach()
 
-    gradient, logits = gradient_and_logits(model, False)
+    expected_gradient, expected_BTV = gradient_and_logits(model, False)
     checks = []
-    for way, run in (("eager", model), ("compiled", torch.compile(model))):
-        found_gradient, found = gradient_and_logits(run, True)
-        gaps = {"distance": distance(found, logits), "gradient_distance": distance(found_gradient, gradient)}
-        passed = found.isfinite().all().item() and gaps["distance"] < 0.02 and gaps["gradient_distance"] < 0.1
-        checks.append({"check": "bf16", "way": way, **gaps, "bound": 0.02, "gradient_bound": 0.1, "passed": passed})
+    for way, forward in (("eager", model), ("compiled", torch.compile(model))):
+        gradient, logits_BTV = gradient_and_logits(forward, True)
+        distances = {
+            "distance": distance(logits_BTV, expected_BTV),
+            "gradient_distance": distance(gradient, expected_gradient),
+        }
+        is_close = distances["distance"] < 0.02 and distances["gradient_distance"] < 0.1
+        passed = logits_BTV.isfinite().all().item() and is_close
+        bounds = {"bound": 0.02, "gradient_bound": 0.1}
+        checks.append({"check": "bf16", "way": way, **distances, **bounds, "passed": passed})
     return checks
 
 
 def check_no_waiting() -> list[dict[str, Any]]:
-    """A training step and decoding steps never wait for the device: PyTorch raises where one would."""
+    """A training step and decoding steps never wait for the device: PyTorch raises an error if they do."""
     config = small()
     model = Transformer(config.model).to(DEVICE)
     optimiser = adam(model.parameters(), config.train)
@@ -136,36 +149,36 @@ def check_no_waiting() -> list[dict[str, Any]]:
 
     def decode() -> None:
         state = model.eval().start(source_BS, target_BT[:, :3]).select(rows_R)
-        for _ in range(20):  # past one growth of the cache
+        for _ in range(20):  # enough steps for the cache to grow once
             _, state = model.step(target_BT[rows_R, 3], state)
             state = state.select(torch.arange(64, device=DEVICE))
 
     checks = []
-    for what, work in (("training step", train), ("decoding steps", decode)):
-        work()  # what happens only the first time may wait
+    for name, run in (("training step", train), ("decoding steps", decode)):
+        run()  # initialisations in the first run may wait
         torch.cuda.set_sync_debug_mode("error")
         try:
-            work()
+            run()
             passed = True
         except RuntimeError as error:
             print(error)
             passed = False
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        checks.append({"check": "no waiting", "what": what, "passed": passed})
+        checks.append({"check": "no waiting", "what": name, "passed": passed})
     return checks
 
 
 def check_window_memory() -> list[dict[str, Any]]:
-    """Peak memory of encoding n tokens: in proportion to n, not n * n."""
+    """With a window, the peak memory of encoding n tokens grows with n, not with n * n."""
     model = Transformer(with_model(small(), attention_window=128).model).to(DEVICE).eval()
     peaks = {}
     for n in (10_000, 40_000, 160_000):
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        allocated_before = torch.cuda.memory_allocated()
         with torch.no_grad():
             model.encode(torch.full((1, n), 5, device=DEVICE))
-        peaks[n] = (torch.cuda.max_memory_allocated() - before) / 2**20
+        peaks[n] = (torch.cuda.max_memory_allocated() - allocated_before) / 2**20
     growth = peaks[160_000] / peaks[10_000]
     return [{"check": "window memory", "peak_mib": peaks, "growth_for_16_times_n": growth, "passed": growth < 20}]
 

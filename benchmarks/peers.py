@@ -1,6 +1,6 @@
-"""The peers of training's speed: each takes the paper's settings, a source and a shifted target, and gives logits."""
+"""The models that training is compared with: each has the paper's settings, and computes logits from token ids."""
 
-# Axes: B sentences, S source positions, T target positions, D = d_model.
+# Axes: B sentences, S source positions, T target positions, D = d_model, V vocabulary.
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from transduce import ModelConfig
 from transduce.model import sinusoid
 
 
-class Embedded(nn.Module):
-    """The paper's tied and scaled embedding, for those that have none of their own."""
+class EmbeddingModel(nn.Module):
+    """The paper's tied and scaled embedding, for models whose library has no embedding."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -32,8 +32,8 @@ class Embedded(nn.Module):
         return self.dropout(x_BTD)  # type: ignore[no-any-return]
 
 
-class TorchTransformer(Embedded):
-    """nn.Transformer as its tutorial uses it."""
+class TorchTransformer(EmbeddingModel):
+    """nn.Transformer, used as in its tutorial."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -46,7 +46,7 @@ class TorchTransformer(Embedded):
             config.dropout,
             batch_first=True,
         )
-        # The paper has no dropout on attention weights and inside the feed-forward network; it costs time.
+        # The paper has no dropout on attention weights or in the feed-forward network, and such dropout costs time.
         for layer in (*self.transformer.encoder.layers, *self.transformer.decoder.layers):
             layer.dropout.p = layer.self_attn.dropout = 0.0
         for layer in self.transformer.decoder.layers:
@@ -67,7 +67,7 @@ class TorchTransformer(Embedded):
 
 
 class Marian(nn.Module):
-    """Hugging Face's."""
+    """Marian as implemented by Hugging Face."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Marian(nn.Module):
 
 
 class JoeyNMT(nn.Module):
-    """JoeyNMT's layers, called as its `Model` calls them; that one asks for a vocabulary of words."""
+    """JoeyNMT's layers, called in the same way as by its `Model`, which itself requires a vocabulary of words."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class JoeyNMT(nn.Module):
         self.encoder = TransformerEncoder(num_layers=config.n_encoder_layers, **settings)
         self.decoder = TransformerDecoder(num_layers=config.n_decoder_layers, vocab_size=vocab_size, **settings)
         self.decoder.output_layer.weight = self.embedding.lut.weight
-        # It has one rate for all dropout; the paper has none in these two places.
+        # JoeyNMT has one rate for all dropout. The paper has none in the feed-forward network or on attention weights.
         for layer in (*self.encoder.layers, *self.decoder.layers):
             layer.feed_forward.pwff_layer[2].p = 0.0
         for module in self.modules():
@@ -149,7 +149,7 @@ class JoeyNMT(nn.Module):
 
 
 class Eole(nn.Module):
-    """eole's, the successor of OpenNMT-py. Not in the paper: its decoder can only be pre-norm."""
+    """The Transformer of eole, the successor of OpenNMT-py. Not in the paper: its decoder supports only pre-norm."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -176,44 +176,44 @@ class Eole(nn.Module):
             share_decoder_embeddings=True,
             generator_bias=False,
         )
-        running = TrainingConfig(dropout=[config.dropout], attention_dropout=[0.0], param_init_method="xavier_uniform")
+        training = TrainingConfig(dropout=[config.dropout], attention_dropout=[0.0], param_init_method="xavier_uniform")
         ids = {str(i): i for i in range(config.target_vocab_size)}
         vocabularies = {"src": ids, "tgt": ids, "specials": {"pad_token": str(config.pad_id)}}
-        self.model = EncoderDecoderModel.build(settings, vocabularies, running)
-        self.model.init_weights(running)  # until then they are whatever was in memory
-        # It has one rate for the feed-forward network and its output; the paper has none inside.
+        self.model = EncoderDecoderModel.build(settings, vocabularies, training)
+        self.model.init_weights(training)  # before this call the weights are uninitialised memory
+        # eole has one rate for the inside and for the output of the feed-forward network. The paper has none inside.
         for layer in (*self.model.encoder.transformer_layers, *self.model.decoder.transformer_layers):
             layer.mlp.dropout_1.p = 0.0
 
     def forward(self, source_BS: Tensor, target_in_BT: Tensor) -> Tensor:
-        # It takes the whole target, end mark too, and drops the last column itself.
+        # eole expects the whole target, end mark included, and removes the last column itself.
         output = self.model(source_BS, F.pad(target_in_BT, (0, 1)), src_len=None)
         return self.model.generator(output.dec_out)  # type: ignore[no-any-return]
 
 
-class Obvious(Embedded):
-    """The paper as teaching code writes it: a matrix for each projection, attention in five lines, dropout as modules,
-    one norm after another. Written here for this comparison."""
+class TextbookTransformer(EmbeddingModel):
+    """The paper's model in the style of teaching code, written for this comparison: one matrix for each projection,
+    attention in five lines, dropout as modules, and each normalisation as a separate operation."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        encoder, decoder = _ObviousLayer(config, 1), _ObviousLayer(config, 2)
+        encoder, decoder = _TextbookLayer(config, 1), _TextbookLayer(config, 2)
         self.encoder = nn.ModuleList(copy.deepcopy(encoder) for _ in range(config.n_encoder_layers))
         self.decoder = nn.ModuleList(copy.deepcopy(decoder) for _ in range(config.n_decoder_layers))
 
     def forward(self, source_BS: Tensor, target_in_BT: Tensor) -> Tensor:
         visible_B11S = (source_BS != self.config.pad_id)[:, None, None]
         n_target = target_in_BT.shape[1]
-        past_TT = torch.ones(n_target, n_target, dtype=torch.bool, device=source_BS.device).tril()
+        visible_TT = torch.ones(n_target, n_target, dtype=torch.bool, device=source_BS.device).tril()
         memory_BSD, x_BTD = self.embed(source_BS), self.embed(target_in_BT)
         for layer in self.encoder:
             memory_BSD = layer(memory_BSD, [(memory_BSD, visible_B11S)])
         for layer in self.decoder:
-            x_BTD = layer(x_BTD, [(x_BTD, past_TT), (memory_BSD, visible_B11S)])
+            x_BTD = layer(x_BTD, [(x_BTD, visible_TT), (memory_BSD, visible_B11S)])
         return F.linear(x_BTD, self.embedding.weight)
 
 
-class _ObviousLayer(nn.Module):
+class _TextbookLayer(nn.Module):
     def __init__(self, config: ModelConfig, n_attentions: int) -> None:
         super().__init__()
         self.n_heads, d_model = config.n_heads, config.d_model
@@ -242,7 +242,7 @@ PEERS: dict[str, type[nn.Module]] = {
     "Marian": Marian,
     "JoeyNMT": JoeyNMT,
     "eole": Eole,
-    "obvious": Obvious,
+    "obvious": TextbookTransformer,
 }
 PACKAGES = {"Marian": "transformers", "JoeyNMT": "joeynmt", "eole": "eole"}
-"""What the others need beside PyTorch."""
+"""The packages that peers need besides PyTorch."""

@@ -61,7 +61,7 @@ def main() -> None:
         if programs[0][name] != programs[1][name]:
             sys.exit(f"not the same: {name}: run python -m benchmarks.gpu_passes on a GPU")
     code = programs[0]["code"]
-    shown = {"cases": options.cases, "launches": len(code), "different_machine_code": len(set(code))}
+    shown = {"cases": options.cases, "launches": len(code), "distinct_machine_codes": len(set(code))}
     result["covers"] = measured_hash(ROOT / "src")
     result["carried_over"] = {"measured": measured, "by": "benchmarks.same_passes", "compared": shown}
     write_result(options.result, result)

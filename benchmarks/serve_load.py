@@ -1,18 +1,19 @@
-"""What the server holds: requests a second and how long they take, alone and together, under abuse and for long.
+"""Requests per second and latency of the server: with few and many clients, under abuse, and over a long time.
 
     python benchmarks/serve_load.py --quick                      # every part, within two minutes
     python benchmarks/serve_load.py --part clients --out F       # or abuse, or soak
 
-clients: 1, 8 and 64 clients who each ask again as soon as they are answered, one held-out sentence at a time, of a
-server whose requests share batches, of one whose requests do not (--alone), and of a plain one that translates one
-request at a time (`one_at_a_time.py`), in turns; beside them the same sentences by `Translator` in bulk, batch 64, the
-same threads. abuse: how long honest clients wait while another sends requests a
-second over the limits and bodies that never end, beside how long they wait without him. soak: after a warm-up, the
-most resident memory in the first and in the second half of so many requests.
-Servers and clients are processes of their own on one machine: clients take time that the servers then lack.
+clients: 1, 8 and 64 clients. Each sends its next request, one held-out sentence, as soon as it has the response to the
+last one. Three servers take turns: one whose requests share batches, one with a batch for each request (`--alone`), and
+a plain one that translates one request at a time (`one_at_a_time.py`). They are compared with `Translator` on the same
+sentences in bulk, with batch size 64 and the same number of threads.
+abuse: the latency of regular clients with and without an abusive client, which sends requests that are too long and
+bodies that never end.
+soak: the peak of resident memory in the first and in the second half of many requests, after a warm-up.
+Servers and clients are separate processes on one machine, so the clients take CPU time from the servers.
 """
 
-# ruff: noqa: E402  # the path must be set before what lies on it is imported
+# ruff: noqa: E402  # the path must be set before the imports that need it
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-sys.path[:0] = [str(Path(__file__).parents[1])]  # so that it can be run as a file too
+sys.path[:0] = [str(Path(__file__).parents[1])]  # lets this file run as a script
 
 import torch
 import typer
@@ -42,16 +43,21 @@ from transduce.evaluation.evaluate import read_text
 from transduce.model_folder.format import BUNDLED_MODEL, find_model
 
 PARTS = ("clients", "abuse", "soak")
-CLIENTS = (1, 8, 64)
+N_CLIENTS = (1, 8, 64)
 WARM_UP = 50
-N_LOOKS = 20
-"""At the memory, during a soak."""
+"""Requests to each server before its first measurement."""
+N_SAMPLES = 20
+"""Measurements of memory during a soak."""
 NO_RATE = ("client_rate=1e6", "client_burst=1000000", "client_connections=1000")
-"""All clients are of one address here, and what is measured is not how often one may come."""
-HONEST, ABUSER = "127.0.0.1", "127.0.0.9"
+"""All clients here have the same address, so the limits of one client are lifted: they are not the subject."""
+ABUSER = "127.0.0.9"
+"""The address of the abusive client. All other clients use 127.0.0.1."""
 ABUSE_RATE = 50
-"""Requests a second: one who is over a limit and one whose body never ends, in turns."""
-
+"""Requests per second of the abusive client: alternately one that is too long and one whose body never ends."""
+SERVERS = {"together": "shared batches", "alone": "--alone", "one at a time": "plain server"}
+"""Keys of the result, with the names that are printed."""
+WITHOUT_ABUSE, WITH_ABUSE = "quiet", "beside an abuser"
+"""Keys of the result."""
 
 HEAD = b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
 
@@ -60,6 +66,8 @@ HEAD = b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-type: applicatio
 
 
 class Load(NamedTuple):
+    """What the clients do in one measurement."""
+
     url: str
     texts: list[str]
     n_clients: int
@@ -67,23 +75,23 @@ class Load(NamedTuple):
     abuse: bool
 
 
-async def ask_all(load: Load) -> dict[str, Any]:
-    """Of so many requests, how long each took and its code; how long all took.
+async def send_all(load: Load) -> dict[str, Any]:
+    """The seconds of each request, the number of responses with each status code, and the seconds of all requests.
 
-    Written on sockets: the usual clients take longer for a request than the server does, on cores that are its own.
+    It uses plain sockets, because the usual client libraries take more time for a request than the server.
     """
     numbers = itertools.count()
     seconds: list[float] = []
     codes: Counter[str] = Counter()
     host, port = load.url.removeprefix("http://").split(":")
-    questions = [_question(text) for text in load.texts]
+    requests = [translate_request(text) for text in load.texts]
 
     async def client() -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
         while (n := next(numbers)) < load.n_requests:
             began = time.perf_counter()
-            writer.write(questions[n % len(questions)])
-            code, _ = await _answer(reader)
+            writer.write(requests[n % len(requests)])
+            code, _ = await read_response(reader)
             seconds.append(time.perf_counter() - began)
             codes[code] += 1
         writer.close()
@@ -97,12 +105,13 @@ async def ask_all(load: Load) -> dict[str, Any]:
     return {"seconds": seconds, "codes": dict(codes), "total": total}
 
 
-def _question(text: str) -> bytes:
+def translate_request(text: str) -> bytes:
     body = json.dumps({"q": text, "source": "de", "target": "en"}).encode()
     return HEAD + str(len(body)).encode() + b"\r\n\r\n" + body
 
 
-async def _answer(reader: asyncio.StreamReader) -> tuple[str, bytes]:
+async def read_response(reader: asyncio.StreamReader) -> tuple[str, bytes]:
+    """The status code and the body."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
     assert length is not None
@@ -110,15 +119,14 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[str, bytes]:
 
 
 async def abuse(url: str, codes: Counter[str]) -> None:
-    """From an address of its own, at a steady rate, without waiting for answers."""
+    """Send abusive requests from another address, at a constant rate, without waiting for responses."""
     host, port = url.removeprefix("http://").split(":")
-    long = json.dumps({"q": "Das ist gut. " * 5000, "source": "de", "target": "en"}).encode()
-    sent = [HEAD + str(len(long)).encode() + b"\r\n\r\n" + long, HEAD + b'90000\r\n\r\n{"q": "']
+    requests = [translate_request("Das ist gut. " * 5000), HEAD + b'90000\r\n\r\n{"q": "']
 
-    async def one(data: bytes) -> None:
+    async def send(request: bytes) -> None:
         try:
             reader, writer = await asyncio.open_connection(host, int(port), local_addr=(ABUSER, 0))
-            writer.write(data)
+            writer.write(request)
             line = await reader.readline()
             codes[f"abuser {line[9:12].decode() or 'closed'}"] += 1
             writer.close()
@@ -127,38 +135,41 @@ async def abuse(url: str, codes: Counter[str]) -> None:
 
     tasks = set()
     for n in itertools.count():
-        task = asyncio.create_task(one(sent[n % 2]))
+        task = asyncio.create_task(send(requests[n % 2]))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         await asyncio.sleep(1 / ABUSE_RATE)
 
 
 def work() -> None:
+    """Read loads, and answer each with its measurements."""
     sys.stdin.readline()  # the task, which is empty
     for line in sys.stdin:
-        print(json.dumps(asyncio.run(ask_all(Load(**json.loads(line))))), flush=True)
+        print(json.dumps(asyncio.run(send_all(Load(**json.loads(line))))), flush=True)
 
 
-# Beside them
+# In the main process
 
 
 @contextmanager
-def server(threads: int, precision: str, *flags: str) -> Iterator[tuple[str, int]]:
-    """Ours: its address and the number of its process."""
+def our_server(threads: int, precision: str, *flags: str) -> Iterator[tuple[str, int]]:
+    """The URL and the process id of `transduce serve`."""
     command = ["transduce", "serve", "--port", "0", "--quiet", "--device", "cpu", "--threads", str(threads)]
-    with started(*command, "--dtype", precision, *flags) as found:
-        yield found
+    with running(*command, "--dtype", precision, *flags) as url_and_pid:
+        yield url_and_pid
 
 
 @contextmanager
-def started(*module: str) -> Iterator[tuple[str, int]]:
-    place = Path(__file__).parents[1]
-    with subprocess.Popen([sys.executable, "-m", *module], stderr=subprocess.PIPE, text=True, cwd=place) as process:
+def running(*module: str) -> Iterator[tuple[str, int]]:
+    """The URL and the process id of a server, which is a module with arguments."""
+    root = Path(__file__).parents[1]
+    with subprocess.Popen([sys.executable, "-m", *module], stderr=subprocess.PIPE, text=True, cwd=root) as process:
         assert process.stderr is not None
         try:
             line = process.stderr.readline()
             while line and not line.startswith("serving at "):
                 line = process.stderr.readline()
+            assert line, f"{module[0]} has ended before it was ready"
             yield line.split()[-1], process.pid
         finally:
             process.terminate()
@@ -168,22 +179,22 @@ def limits(*settings: str) -> list[str]:
     return [word for setting in settings for word in ("--limit", setting)]
 
 
-def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Over rounds: requests a second of each, and how long requests of all took."""
-    seconds = sorted(second for one in found for second in one["seconds"])
-    codes = sum((Counter(one["codes"]) for one in found), Counter())
+def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Requests per second of each round, and the latency and status codes of the requests of all rounds."""
+    seconds = sorted(second for measured in rounds for second in measured["seconds"])
+    codes = sum((Counter(measured["codes"]) for measured in rounds), Counter())
     return {
-        "per_second": [len(one["seconds"]) / one["total"] for one in found],
+        "per_second": [len(measured["seconds"]) / measured["total"] for measured in rounds],
         "p50_ms": 1e3 * seconds[len(seconds) // 2],
         "p99_ms": 1e3 * seconds[min(len(seconds) - 1, len(seconds) * 99 // 100)],
         "codes": dict(codes),
     }
 
 
-def told(name: str, of: dict[str, Any]) -> None:
+def print_summary(name: str, values: dict[str, Any]) -> None:
     print(
-        f"{name:38} {statistics.median(of['per_second']):8.1f} requests/s   p50 {of['p50_ms']:7.1f} ms   "
-        f"p99 {of['p99_ms']:7.1f} ms   {of['codes']}",
+        f"{name:38} {statistics.median(values['per_second']):8.1f} requests/s   p50 {values['p50_ms']:7.1f} ms   "
+        f"p99 {values['p99_ms']:7.1f} ms   {values['codes']}",
         flush=True,
     )
 
@@ -194,45 +205,49 @@ class Bench(NamedTuple):
     precision: str
     rounds: int
     n_requests: int
-    load: Worker
+    worker: Worker
+    """The process of the clients."""
 
-    def ask(self, url: str, n_clients: int, n_requests: int, *, with_abuse: bool = False) -> dict[str, Any]:
-        found = self.load.ask(Load(url, self.texts, n_clients, n_requests, with_abuse)._asdict())
-        assert found is not None, "the clients have died"
-        return found  # type: ignore[no-any-return]
+    def send(self, url: str, n_clients: int, n_requests: int, *, with_abuse: bool = False) -> dict[str, Any]:
+        measured = self.worker.request(Load(url, self.texts, n_clients, n_requests, with_abuse)._asdict())
+        assert measured is not None, "the process of the clients has died"
+        return measured  # type: ignore[no-any-return]
 
     def clients(self) -> dict[str, Any]:
         flags = limits(*NO_RATE)
-        found: dict[str, dict[str, list[Any]]] = {"together": {}, "alone": {}, "one at a time": {}}
+        measured: dict[str, dict[str, list[Any]]] = {server: {} for server in SERVERS}
         bulk: list[float] = []
         with (
-            server(self.threads, self.precision, *flags) as (together, _),
-            server(self.threads, self.precision, "--alone", *flags) as (alone, _),
-            started("benchmarks.one_at_a_time", self.precision, str(self.threads)) as (one, _),
+            our_server(self.threads, self.precision, *flags) as (together, _),
+            our_server(self.threads, self.precision, "--alone", *flags) as (alone, _),
+            running("benchmarks.one_at_a_time", self.precision, str(self.threads)) as (one_at_a_time, _),
         ):
-            urls = dict(zip(found, (together, alone, one), strict=True))
+            urls = dict(zip(SERVERS, (together, alone, one_at_a_time), strict=True))
             for url in urls.values():
-                self.ask(url, 8, WARM_UP)
+                self.send(url, 8, WARM_UP)
             for _ in range(self.rounds):
-                for n, (way, url) in itertools.product(CLIENTS, urls.items()):
-                    if (n, way) == (CLIENTS[-1], "together"):
-                        bulk.append(self.bulk())  # just before what it is compared with
-                    share = self.n_requests if n > 1 else max(20, self.n_requests // 4)
-                    found[way].setdefault(str(n), []).append(self.ask(url, n, share))
-        result = {way: {n: summary(of) for n, of in by.items()} for way, by in found.items()}
-        for way, by in result.items():
-            for n_clients, of in by.items():
-                told(f"{n_clients} clients, {way}", of)
-        print(f"{'in bulk, batch 64':38} {statistics.median(bulk):8.1f} sentences/s", flush=True)
-        by_way = {way: of[str(CLIENTS[-1])]["per_second"] for way, of in result.items()}
-        ours = by_way.pop("together")
-        over = {name: ratio(ours, theirs) for name, theirs in {**by_way, "bulk": bulk}.items()}
-        shown = [f"{median:.2f} ({low:.2f}-{high:.2f}) times {name}" for name, (median, low, high) in over.items()]
-        print(f"{CLIENTS[-1]} clients: {', '.join(shown)}", flush=True)
-        return {**result, "bulk_per_second": bulk, "ratio_at_64": over}
+                for n_clients, (server, url) in itertools.product(N_CLIENTS, urls.items()):
+                    if (n_clients, server) == (N_CLIENTS[-1], "together"):
+                        bulk.append(self.bulk())  # immediately before the measurement that it is compared with
+                    n_requests = self.n_requests if n_clients > 1 else max(20, self.n_requests // 4)
+                    measured[server].setdefault(str(n_clients), []).append(self.send(url, n_clients, n_requests))
+        result = {server: {n: summary(rounds) for n, rounds in by_n.items()} for server, by_n in measured.items()}
+        for server, by_n in result.items():
+            for n, values in by_n.items():
+                print_summary(f"{n} client{'s' * (n != '1')}, {SERVERS[server]}", values)
+        print(f"{'in bulk, batch size 64':38} {statistics.median(bulk):8.1f} sentences/s", flush=True)
+        speeds = {server: by_n[str(N_CLIENTS[-1])]["per_second"] for server, by_n in result.items()}
+        ours = speeds.pop("together")
+        ratios = {name: ratio(ours, theirs) for name, theirs in {**speeds, "bulk": bulk}.items()}
+        texts = [
+            f"{median:.2f} ({low:.2f}-{high:.2f}) times {SERVERS.get(name, name)}"
+            for name, (median, low, high) in ratios.items()
+        ]
+        print(f"{N_CLIENTS[-1]} clients, {SERVERS['together']}: {', '.join(texts)}", flush=True)
+        return {**result, "bulk_per_second": bulk, "ratio_at_64": ratios}
 
     def bulk(self) -> float:
-        """In a process of its own, so that its threads do not linger beside the servers."""
+        """Sentences per second of `Translator`, in its own process, so that no threads remain beside the servers."""
         code = (
             "import sys, json, time, torch; from transduce import Translator; "
             "task = json.load(sys.stdin); torch.set_num_threads(task['threads']); "
@@ -246,65 +261,77 @@ class Bench(NamedTuple):
         return float(done.stdout)
 
     def abuse(self) -> dict[str, Any]:
-        """Eight honest clients. The rate is lifted, or it would refuse the abuser first: this is the harder case."""
-        found: dict[str, list[Any]] = {"quiet": [], "beside an abuser": []}
-        with server(self.threads, self.precision, *limits(*NO_RATE[:2])) as (url, _):
-            self.ask(url, 8, WARM_UP)
-            for _, name in itertools.product(range(self.rounds), found):
-                found[name].append(self.ask(url, 8, self.n_requests, with_abuse=name != "quiet"))
-        result = {name: summary(of) for name, of in found.items()}
-        for name, of in result.items():
-            told(f"8 honest clients, {name}", of)
-        print(f"p99 {result['beside an abuser']['p99_ms'] / result['quiet']['p99_ms']:.2f} times the quiet one")
+        """Eight regular clients. Rate limits are lifted, which makes the test harder: they would stop the abuser."""
+        measured: dict[str, list[Any]] = {WITHOUT_ABUSE: [], WITH_ABUSE: []}
+        with our_server(self.threads, self.precision, *limits(*NO_RATE[:2])) as (url, _):
+            self.send(url, 8, WARM_UP)
+            for _, name in itertools.product(range(self.rounds), measured):
+                measured[name].append(self.send(url, 8, self.n_requests, with_abuse=name == WITH_ABUSE))
+        result = {name: summary(rounds) for name, rounds in measured.items()}
+        print_summary("8 regular clients, without abuse", result[WITHOUT_ABUSE])
+        print_summary("8 regular clients, with abuse", result[WITH_ABUSE])
+        print(
+            f"p99 with abuse: {result[WITH_ABUSE]['p99_ms'] / result[WITHOUT_ABUSE]['p99_ms']:.2f} times that without"
+        )
         return result
 
     def soak(self, n_requests: int) -> dict[str, Any]:
-        with server(self.threads, self.precision, *limits(*NO_RATE)) as (url, process):
-            self.ask(url, 64, max(WARM_UP, n_requests // 5))
+        with our_server(self.threads, self.precision, *limits(*NO_RATE)) as (url, pid):
+            self.send(url, 64, max(WARM_UP, n_requests // 5))
             sizes = []
-            for _ in range(N_LOOKS):
-                self.ask(url, 64, n_requests // N_LOOKS)
-                sizes.append(resident(process))
-        # It goes up with long sentences and down when memory is given back: the highest of each half tell of growth.
-        first, last = max(sizes[: N_LOOKS // 2]), max(sizes[N_LOOKS // 2 :])
-        growth = (last - first) / first
+            for _ in range(N_SAMPLES):
+                self.send(url, 64, n_requests // N_SAMPLES)
+                sizes.append(resident(pid))
+        # Memory rises with long sentences and falls when it is released, so only the peaks of both halves show growth.
+        first, second = max(sizes[: N_SAMPLES // 2]), max(sizes[N_SAMPLES // 2 :])
+        growth = (second - first) / first
         print(
-            f"resident memory at most {first:.0f} MB in the first half of {n_requests} requests, "
-            f"{last:.0f} MB in the second ({100 * growth:+.1f} %)",
+            f"peak resident memory: {first:.0f} MB in the first half of {n_requests} requests, "
+            f"{second:.0f} MB in the second half ({100 * growth:+.1f} %)",
             flush=True,
         )
         return {"n_requests": n_requests, "resident_mb": sizes, "growth": growth}
 
 
-def resident(process: int) -> float:
-    """MB, as Linux tells it."""
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+def resident(pid: int) -> float:
+    """The resident memory of a process in MB, as Linux reports it."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
-    raise SystemExit("resident memory is read from /proc, which is not here")
+    raise SystemExit("resident memory is read from /proc, which this system does not have")
 
 
 def main(
-    part: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PARTS)}; all when not given.")] = None,
-    threads: Annotated[int, typer.Option(help="Of a server, and in bulk.")] = torch.get_num_threads(),
+    part: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(PARTS)}. Default: all.")] = None,
+    threads: Annotated[
+        int, typer.Option(help="Threads of each server and of bulk translation.")
+    ] = torch.get_num_threads(),
     dtype: Annotated[str, typer.Option(metavar="float32|int8")] = "float32",
-    requests: Annotated[int, typer.Option(help="Of a round. At its end clients run out, so few would not do.")] = 3000,
+    requests: Annotated[
+        int,
+        typer.Option(help="Requests per round. At the end of a round clients become idle, so few distort the speed."),
+    ] = 3000,
     rounds: int = 3,
     soak: Annotated[int, typer.Option(help="Requests of the soak, after its warm-up.")] = 20_000,
-    quick: Annotated[bool, typer.Option(help="Fewer requests, one round.")] = False,
+    quick: Annotated[bool, typer.Option(help="Use fewer requests and one round.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
 ) -> None:
     if worker:
         work()
         return
-    chosen = part or list(PARTS)
-    if unknown := set(chosen) - set(PARTS):
-        raise SystemExit(f"--part {unknown.pop()} is none of {', '.join(PARTS)}")
+    parts = part or list(PARTS)
+    if unknown := set(parts) - set(PARTS):
+        raise SystemExit(f"--part is {unknown.pop()!r}, must be one of {', '.join(PARTS)}")
     folder = find_model(Path(BUNDLED_MODEL))
     texts = read_text(folder / "heldout.de.xz")[:1000]
-    load = Worker(__file__, {})
-    bench = Bench(texts, threads, dtype, 1 if quick else rounds, 150 if quick else requests, load)
+    clients = Worker(__file__, {})
+    bench = Bench(texts, threads, dtype, 1 if quick else rounds, 150 if quick else requests, clients)
+    measure: dict[str, Callable[[], dict[str, Any]]] = {
+        "clients": bench.clients,
+        "abuse": bench.abuse,
+        "soak": lambda: bench.soak(500 if quick else soak),
+    }
     result: dict[str, Any] = {
         "benchmark": "serve_load",
         "model": folder.name,
@@ -313,10 +340,10 @@ def main(
         "requests": bench.n_requests,
     }
     try:
-        for name in chosen:
-            result[name] = bench.soak(500 if quick else soak) if name == "soak" else getattr(bench, name)()
+        for name in parts:
+            result[name] = measure[name]()
     finally:
-        load.end()
+        clients.end()
     if out is not None:
         write_result(out, result | passport(Translator.load(folder, device="cpu").config, "cpu"))
 

@@ -7,16 +7,16 @@
 Each program has its own process. The processes take turns in every round, so that noise of the machine affects all of
 them equally. Each program runs in the faster of float32 and bf16 (on a GPU: in bf16, the faster of eager and compiled).
 On a CPU, the fastest peer is then compared again with the memory allocator settings of our trainer. The last line is
-`ratio R (low-high)`: our speed divided by that of the fastest peer with default settings, as the median, the lowest and
-the highest value of all rounds. Ids are synthetic, without padding. Peers that are not installed are omitted. JoeyNMT is
-installed by `pip install --no-deps joeynmt`, because its version pins are old, and then the packages that it imports.
+`ratio R (low-high)`: our speed divided by that of the fastest peer with default settings, as the median, the lowest
+and the highest value of all rounds. Ids are synthetic, without padding. Peers that are not installed are omitted.
+JoeyNMT is installed by `pip install --no-deps joeynmt`, because its version pins are old, and then the packages that it
+imports.
 """
 
 # ruff: noqa: E402  # the path must be set before the imports that need it
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -87,14 +87,12 @@ def make_step(way: Way, config: RunConfig, device: str, tokens: int) -> Callable
     model = model.to(device).train()
     optimiser = adam(model.parameters(), config.train)
     optimiser.param_groups[0]["lr"] = 1e-4
-    all_threads: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     if isinstance(model, Transformer):
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
         n_threads = torch.get_num_threads()
         choices = Choices(device, "float32", n_threads, ids[0].numel(), False, "written")
         choices.configure_process()
-        all_threads = choices.all_threads
         passes = written_passes(model, LENGTH, dtype, ids[0].numel(), config.train.label_smoothing, n_threads)
 
         def add_gradients() -> None:
@@ -118,8 +116,7 @@ def make_step(way: Way, config: RunConfig, device: str, tokens: int) -> Callable
 
     def step() -> None:
         add_gradients()
-        with all_threads():
-            optimiser.step()
+        optimiser.step()
 
     return step
 
