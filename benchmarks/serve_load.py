@@ -1,7 +1,7 @@
 """Requests per second and latency of the server: with few and many clients, under abuse, and over a long time.
 
     python benchmarks/serve_load.py --quick                      # every part, within two minutes
-    python benchmarks/serve_load.py --part clients --out F       # or abuse, or soak
+    python benchmarks/serve_load.py --part clients --out F       # or abuse, soak, routes
 
 clients: 1, 8 and 64 clients. Each sends its next request, one held-out sentence, as soon as it has the response to the
 last one. Three servers take turns: one whose requests share batches, one with a batch for each request (`--alone`), and
@@ -10,6 +10,7 @@ sentences in bulk, with batch size 64 and the same number of threads.
 abuse: the latency of regular clients with and without an abusive client, which sends requests that are too long and
 bodies that never end.
 soak: the peak of resident memory in the first and in the second half of many requests, after a warm-up.
+routes: what it gains that `/translate` is called directly, without FastAPI (`all_routes.py` has no direct routes).
 Servers and clients are separate processes on one machine, so the clients take CPU time from the servers.
 """
 
@@ -42,7 +43,7 @@ from transduce import Translator
 from transduce.evaluation.evaluate import read_text
 from transduce.model_folder.format import BUNDLED_MODEL, find_model
 
-PARTS = ("clients", "abuse", "soak")
+PARTS = ("clients", "abuse", "soak", "routes")
 N_CLIENTS = (1, 8, 64)
 WARM_UP = 50
 """Requests to each server before its first measurement."""
@@ -292,6 +293,23 @@ class Bench(NamedTuple):
         )
         return {"n_requests": n_requests, "resident_mb": sizes, "growth": growth}
 
+    def routes(self) -> dict[str, Any]:
+        """64 clients, with and without direct routes, in turns."""
+        n_clients, speeds = N_CLIENTS[-1], dict[str, list[float]]()
+        with (
+            our_server(self.threads, self.precision, *limits(*NO_RATE)) as (direct, _),
+            running("benchmarks.all_routes", self.precision, str(self.threads), *NO_RATE) as (through_fastapi, _),
+        ):
+            urls = {"direct": direct, "through FastAPI": through_fastapi}
+            for url in urls.values():
+                self.send(url, 8, WARM_UP)
+            for _, (name, url) in itertools.product(range(self.rounds), urls.items()):
+                total = self.send(url, n_clients, self.n_requests)["total"]
+                speeds.setdefault(name, []).append(self.n_requests / total)
+        median, low, high = ratio(speeds["direct"], speeds["through FastAPI"])
+        print(f"{n_clients} clients, direct routes: {median:.2f} ({low:.2f}-{high:.2f}) times those through FastAPI")
+        return {"per_second": speeds, "ratio": (median, low, high)}
+
 
 def resident(pid: int) -> float:
     """The resident memory of a process in MB, as Linux reports it."""
@@ -331,6 +349,7 @@ def main(
         "clients": bench.clients,
         "abuse": bench.abuse,
         "soak": lambda: bench.soak(500 if quick else soak),
+        "routes": bench.routes,
     }
     result: dict[str, Any] = {
         "benchmark": "serve_load",

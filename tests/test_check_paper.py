@@ -121,7 +121,14 @@ def test_every_setting_has_a_verdict() -> None:
         *("data.n_shapes", "data.valid_pairs", "data.max_characters", "data.max_length_ratio"),
         *("data.min_letter_share", "train.seed", "train.checkpoint_steps", "train.patience"),
         *("train.max_bad_steps", "train.clip_norm", "decode.n_best", "decode.min_length", "decode.no_repeat_ngram"),
-        *("decode.temperature", "decode.top_k", "decode.top_p", "decode.seed", "train.valid_translations"),
+        *(
+            "decode.temperature",
+            "decode.top_k",
+            "decode.top_p",
+            "decode.seed",
+            "train.valid_translations",
+            "train.valid_sample",
+        ),
     }
 
 

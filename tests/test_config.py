@@ -45,10 +45,10 @@ def other_value(section: str, name: str) -> Any:
     """A value that the field does not have in `base()`, or None if it can have only one."""
     value = getattr(getattr(base(), section), name)
     chosen: dict[str, Any] = {"pad_id": 5, "bos_id": 6, "eos_id": 7, "attention_window": 3, "n_encoder_layers": 2}
-    chosen |= {"clip_norm": 0.5, "checkpoint_steps": 11, "patience": 13}
+    chosen |= {"clip_norm": 0.5, "checkpoint_steps": 11, "patience": 13, "valid_sample": 17}
     chosen |= {"min_length": 3, "no_repeat_ngram": 2, "top_k": 5}
     words = {"tied_embeddings": "two", "norm": "pre", "positions": "learned", "activation": "gelu"}
-    words |= {"method": "sample", "length_penalty": "length"}
+    words |= {"schedule": "cosine", "method": "sample", "length_penalty": "length"}
     if name in chosen | words:
         return (chosen | words)[name]
     if isinstance(value, bool):

@@ -202,6 +202,9 @@ class TrainConfig(_Section):
     rate_factor: float = 1.0
     """Multiplies equation 3. Not in the paper: a short run needs few warm-up steps, for which the equation alone gives
     too high a rate."""
+    schedule: Literal["paper", "inverse-root", "cosine", "linear"] = "paper"
+    """The learning rate over time. "paper" is equation 3: linear warm-up, then the inverse root of the step. The others
+    have the same peak: "inverse-root" stays at it during the warm-up; "cosine" and "linear" fall from it to zero."""
     adam_beta1: float = 0.9
     adam_beta2: float = 0.98
     adam_eps: float = 1e-9
@@ -220,10 +223,14 @@ class TrainConfig(_Section):
     """Training ends after this many consecutive steps with a loss or gradient that is NaN or infinite."""
     valid_translations: int = 200
     """Validation pairs that each checkpoint translates with greedy search, to measure BLEU; 0: none."""
+    valid_sample: int | None = None
+    """Each checkpoint computes the loss of at most this many validation pairs, spread evenly over all; None: of all. A
+    short budget lowers it."""
     seed: int = 1
 
     def _check(self) -> None:
         self._at_least(1, "max_steps", "warmup_steps", "checkpoint_steps", "average_last", "patience", "max_bad_steps")
+        self._at_least(1, "valid_sample")
         self._at_least(0, "seed", "valid_translations")
         self._at_most(2**62, "seed")
         self._probability("adam_beta1", "adam_beta2", "label_smoothing")
@@ -331,7 +338,15 @@ class RunConfig:
 
     def hash(self) -> str:
         """Twelve hexadecimal digits that identify this configuration in results."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+        values = asdict(self)
+        for section, name in NEWER_FIELDS:
+            if values[section][name] == getattr(getattr(RunConfig(), section), name):
+                del values[section][name]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+NEWER_FIELDS = (("train", "schedule"), ("train", "valid_sample"))
+"""Fields that older versions did not have. At their default they do not change the hash, so old results keep theirs."""
 
 
 def base() -> RunConfig:

@@ -42,6 +42,7 @@ SETTINGS: list[tuple[str, str, Any, Any]] = [
     ("5.3", "train.adam_beta2", 0.98, 0.98),
     ("5.3", "train.adam_eps", 1e-9, 1e-9),
     ("5.3", "train.warmup_steps", 4000, 4000),
+    ("5.3", "train.schedule", "paper", "paper"),
     ("5.3", "train.rate_factor", 1.0, 1.0),
     ("5.4", "model.dropout", 0.1, 0.3),
     # Section 5.4 applies dropout in two places, and these are not among them.

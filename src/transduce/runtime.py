@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import platform
 from pathlib import Path
@@ -52,8 +53,45 @@ def default_device() -> str:
 
 
 def n_cores() -> int:
-    """The number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The number of CPU cores that this process may use: by its affinity, and by the limit of its container."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min(allowed, container_cores())))
+
+
+def default_threads() -> int:
+    """The number of threads for computing: OMP_NUM_THREADS if it is set, at most one per core."""
+    requested = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return min(n_cores(), int(requested)) if requested.isdecimal() and int(requested) > 0 else n_cores()
+
+
+def container_cores(root: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self/cgroup")) -> float:
+    """The CPU time per second that the control groups of this process allow; infinite without a limit.
+
+    A container may see all cores of its host and be stopped for most of the time if it uses them.
+    """
+    limits = [math.inf]
+    with contextlib.suppress(OSError, ValueError):
+        for line in process.read_text(encoding="utf-8").splitlines():
+            _, controllers, name = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            group = root / name.strip("/") if not controllers else root / "cpu" / name.strip("/")
+            for folder in (group, *group.parents):
+                if not folder.is_relative_to(root):
+                    break
+                limits.append(_cpu_quota(folder))
+    return min(limits)
+
+
+def _cpu_quota(group: Path) -> float:
+    """The limit of one control group, of version 2 or 1."""
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
+        return math.inf if quota == "max" else int(quota) / int(period)
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = ((group / f"cpu.cfs_{name}_us").read_text(encoding="utf-8") for name in ("quota", "period"))
+        return math.inf if int(quota) < 0 else int(quota) / int(period)
+    return math.inf
 
 
 def processor_name() -> str:

@@ -113,6 +113,12 @@ def assert_same_model(run: Path, other: Path) -> None:
 # Runs, by the library and by the command
 
 
+def corpus_of(files: list[str]) -> dict[str, Any]:
+    """The arguments of `corpora.choose` for two files."""
+    nothing: dict[str, Any] = {"pairs": [], "valid": None, "valid_pairs": [], "languages": None, "fields": None}
+    return {"files": files, "columns": "1,2", "both_ways": False, "data_root": None, **nothing}
+
+
 def request_for(prepared_folder: Path, *settings: str, **changes: Any) -> Request:
     small = ["model.n_encoder_layers=1", "model.n_decoder_layers=1", "model.d_model=22", "model.d_ff=13"]
     return Request(

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
 
 from tests.support.primes import prime_config
-from transduce import Batch, base, make_batch, reference
+from transduce import Batch, TrainConfig, base, make_batch, reference
 from transduce.training import recipe
 
 
 def test_the_learning_rate_equals_that_of_the_reference() -> None:
     steps = [1, 2, 3999, 4000, 4001, 100_000]
     assert [recipe.learning_rate(s, 512, 4000) for s in steps] == [reference.learning_rate(s, 512, 4000) for s in steps]
+
+
+def test_schedules_have_one_peak_and_their_form() -> None:
+    peak = 2 * recipe.learning_rate(100, 512, 100)
+
+    def rates(schedule: Literal["paper", "inverse-root", "cosine", "linear"]) -> list[float]:
+        settings = TrainConfig(max_steps=499, warmup_steps=100, rate_factor=2, schedule=schedule)
+        return [recipe.scheduled_rate(step, 512, settings) / peak for step in (1, 50, 100, 200, 300, 400, 499)]
+
+    assert rates("paper") == pytest.approx([0.01, 0.5, 1, 2**-0.5, 3**-0.5, 0.5, 4.99**-0.5])
+    assert rates("inverse-root") == pytest.approx([1, 1, 1, 2**-0.5, 3**-0.5, 0.5, 4.99**-0.5])
+    assert rates("linear") == pytest.approx([0.01, 0.5, 1, 0.75, 0.5, 0.25, 0.0025])
+    assert rates("cosine") == pytest.approx([0.01, 0.5, 1, 0.853553, 0.5, 0.146447, 1.5421e-5], rel=1e-4)
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.5])

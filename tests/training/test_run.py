@@ -6,17 +6,20 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
 from tests.support.pairs import sentences, write_pairs
-from tests.support.training import SETTINGS, ignore, request_for
-from transduce import ConfigError, load_model
-from transduce.cli.show.training import TrainingDisplay, show_training
+from tests.support.training import SETTINGS, assert_same_bits, corpus_of, ignore, request_for
+from transduce import ConfigError, Translator, base, load_model, override, small, with_model
+from transduce.cli.show.training import TrainingDisplay, show_training, sparkline
 from transduce.data.prepare import Prepared
+from transduce.model_folder.format import load_checkpoint, model_folder
 from transduce.training.journal import (
     LOG,
     BadStepEvent,
@@ -26,11 +29,13 @@ from transduce.training.journal import (
     OutOfMemoryEvent,
     ResumedEvent,
     SavedEvent,
+    StepEvent,
     ValidationEvent,
     read_events,
     read_log,
 )
-from transduce.training.request import REQUEST, Request, claim
+from transduce.training.recipe import scheduled_rate
+from transduce.training.request import REQUEST, Request, claim, settings_from_file
 from transduce.training.run import train
 from transduce.training.runs import find_runs, summary_of
 from transduce.training.settle import Settled
@@ -112,6 +117,9 @@ def test_a_terminal_shows_bars_and_every_event_is_described(tmp_path: Path, prep
     for part in (
         "parameters",
         "step 12 of 12",
+        "loss ",
+        "█",
+        "” → “",
         "validation perplexity",
         "tokens/s",
         "out of memory; passes have at most 500",
@@ -131,6 +139,7 @@ def test_tensorboard_gets_the_curves_of_the_log(
     train(tmp_path / "run", request_for(prepared_folder), ignore, ignore)
     events = read_events(tmp_path / "run" / LOG)
     with show_training(tmp_path, quiet=True, tensorboard=True) as (on_event, _):
+        assert not (tmp_path / "tensorboard").exists(), "a run refuses a folder that is not empty"
         for event in events:
             on_event(event)
     curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -139,8 +148,15 @@ def test_tensorboard_gets_the_curves_of_the_log(
     assert {"train/loss", "train/learning_rate", "valid/perplexity"} <= set(curves.Tags()["scalars"])
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match="--tensorboard needs the package tensorboard: pip install tensorboard"):
+    with pytest.raises(ConfigError, match=r"--tensorboard needs the package tensorboard: .*pip install tensor"):
         TrainingDisplay(Console(), tmp_path, quiet=False, tensorboard=True)
+
+
+def test_a_curve_of_blocks_shows_all_values() -> None:
+    assert sparkline([8, 7, 6, 5, 4, 3, 2, 1], 30) == "█▇▆▅▄▃▂▁"
+    assert sparkline([5, 5, float("nan")], 30) == "▁▁"
+    assert sparkline([], 30) == ""
+    assert sparkline([4.0] * 50 + [0.0] * 50, 10) == "█████▁▁▁▁▁"
 
 
 def test_resuming_removes_the_events_after_the_checkpoint(tmp_path: Path) -> None:
@@ -157,6 +173,12 @@ REFUSED: list[tuple[list[str], str]] = [
     ([], "nothing to train on: give two files"),
     (["tatoeba-40k", "--size", "huge"], "--size is 'huge', must be one of base, big, small, tiny"),
     (["tatoeba-40k", "--budget", "soon"], "--budget is 'soon', must be a time such as 90s"),
+    (["tatoeba-40k", "--budget", "2m", "--epochs", "3"], "--budget and --epochs both say how long to train"),
+    (["tatoeba-40k", "--budget", "2m", "--set", "train.max_steps=3"], "--budget and train.max_steps both say how long"),
+    (["tatoeba-40k", "--epochs", "0"], "--epochs is 0.0, must be above 0"),
+    (["tatoeba-40k", "--schedule", "steps"], "train.schedule is 'steps', must be one of paper, inverse-root, cosine"),
+    (["tatoeba-40k", "--config", "none.json"], "none.json cannot be read"),
+    (["a.de", "a.en", "--valid", "v.de"], "--valid needs two files, but got v.de and --out: give source and target"),
     (["tatoeba-40k", "--device", "tpu"], "--device is 'tpu', must be cpu or cuda"),
     (["tatoeba-40k", "--passes", "fast"], "--passes is 'fast', must be written or plain: leave it out"),
     (
@@ -196,17 +218,7 @@ def test_another_request_is_refused(tmp_path: Path, prepared_folder: Path) -> No
 def test_a_run_can_begin_with_a_model(tmp_path: Path, prepared_folder: Path) -> None:
     train(tmp_path / "first", request_for(prepared_folder), ignore, ignore)
     first, _ = load_model(tmp_path / "first" / "model")
-    data = {
-        "files": write_pairs(tmp_path, "more", sentences(100, seed=3)),
-        "pairs": [],
-        "valid": None,
-        "valid_pairs": [],
-        "languages": None,
-        "columns": "1,2",
-        "fields": None,
-        "both_ways": False,
-        "data_root": None,
-    }
+    data = corpus_of(write_pairs(tmp_path, "more", sentences(100, seed=3)))
     request = Request(
         data=data,
         from_model=str(tmp_path / "first"),
@@ -218,3 +230,98 @@ def test_a_run_can_begin_with_a_model(tmp_path: Path, prepared_folder: Path) -> 
     assert config.model == first.config
     for name, W in second.weights().items():
         torch.testing.assert_close(W, first.weights()[name])
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_a_run_that_has_not_ended_can_translate(tmp_path: Path, prepared_folder: Path) -> None:
+    """With the weights of its best validation so far, which its events name."""
+    run, losses = tmp_path / "run", dict[int, float]()
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, ValidationEvent):
+            losses[event.step] = event.loss
+            translation = Translator.load(run, device="cpu").translate(["das Haus"])
+            assert len(translation) == 1
+            if event.step == 8:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(run, request_for(prepared_folder), interrupt, ignore)
+    best = min(losses, key=lambda step: losses[step])
+    weights = load_checkpoint(run / "snapshots" / f"step-{best:08d}")[0]
+    assert_same_bits(dict(load_model(model_folder(run))[0].weights()), weights)
+    done = subprocess.run(
+        [sys.executable, "-m", "transduce", "translate", str(run), "--device", "cpu"],
+        input="das Haus\n",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{run} has not ended: this is its best checkpoint so far" in done.stderr
+    train(run, request_for(prepared_folder), ignore, ignore)
+    assert model_folder(run) == run / "model"
+    assert not (run / "best-so-far").exists()
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_tuning_begins_with_the_parent_and_is_never_worse(tmp_path: Path, prepared_folder: Path) -> None:
+    train(tmp_path / "first", request_for(prepared_folder, "train.max_steps=40"), ignore, ignore)
+    settings = ["train.checkpoint_steps=2", "data.batch_tokens=300", "train.max_steps=4", "train.average_last=2"]
+    events: list[Event] = []
+    request = Request(
+        prepared=str(prepared_folder), from_model=str(tmp_path / "first"), device="cpu", settings=settings
+    )
+    result = train(tmp_path / "second", request, events.append, ignore)
+    validations = [event for event in events if isinstance(event, ValidationEvent)]
+    before = json.loads((tmp_path / "first" / "result.json").read_text())
+    assert [event.step for event in validations] == [0, 2, 4]
+    assert validations[0].loss == pytest.approx(before["candidates"][before["taken"]]["loss"], rel=1e-5)
+    losses = [candidate["loss"] for candidate in result["candidates"].values()]
+    assert result["candidates"][result["taken"]]["loss"] == min(losses) <= validations[0].loss
+    config = Settled.from_json((tmp_path / "second" / "run.json").read_text()).config
+    rates = [event.learning_rate for event in events if isinstance(event, StepEvent)]
+    parent_config = load_model(tmp_path / "first" / "model")[1]
+    assert config.train.schedule == "linear"
+    assert max(rates) <= scheduled_rate(40, parent_config.model.d_model, parent_config.train) * 1.0001
+    worse = replace(request, settings=[*settings, "train.rate_factor=1e4"])
+    bad = train(tmp_path / "third", worse, ignore, ignore)
+    assert bad["candidates"][bad["taken"]]["steps"] == [0]
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_samples_show_the_attention_of_their_translations(tmp_path: Path, prepared_folder: Path) -> None:
+    events: list[Event] = []
+    train(tmp_path / "run", request_for(prepared_folder, "train.valid_translations=4"), events.append, ignore)
+    scores = [event.translations for event in events if isinstance(event, ValidationEvent)]
+    for score in scores:
+        assert score is not None
+        for sample in score.samples:
+            attention = sample["attention"]
+            assert [len(row) for row in attention["weights"]] == [len(attention["source"])] * len(attention["target"])
+            assert np.allclose(np.sum(attention["weights"], axis=1), 1, atol=0.01 * len(attention["source"]))
+            assert "".join(attention["target"][:-1]).replace("▁", " ").strip() == sample["translation"].strip()
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_epochs_are_readings_of_the_text(tmp_path: Path, prepared_folder: Path) -> None:
+    settings = [setting for setting in request_for(prepared_folder).settings if "max_steps" not in setting]
+    request = replace(request_for(prepared_folder), epochs=1.5, settings=settings)
+    events: list[Event] = []
+    train(tmp_path / "run", request, events.append, ignore)
+    last = [event for event in events if isinstance(event, StepEvent)][-1]
+    assert last.epoch == pytest.approx(1.5, abs=0.1)
+
+
+def test_settings_come_from_a_file_and_those_of_the_data_do_not(tmp_path: Path) -> None:
+    config = override(small(), ["train.max_steps=77", "model.dropout=0.25", "train.patience=none"])
+    (tmp_path / "run.json").write_text(json.dumps({"config": json.loads(config.to_json()), "choices": {}}))
+    settings = settings_from_file(tmp_path / "run.json")
+    assert not any("vocab_size" in setting for setting in settings)
+    sizes = {"source_vocab_size": 8000, "target_vocab_size": 8000}
+    assert override(with_model(base(), **sizes), settings) == config
+    assert "train.max_steps=77" not in settings_from_file(tmp_path / "run.json", with_steps=False)
+    (tmp_path / "a.toml").write_text("[model]\ndropout = 0.3\n[train]\nschedule = 'cosine'\n")
+    assert settings_from_file(tmp_path / "a.toml") == ["model.dropout=0.3", "train.schedule=cosine"]
+    (tmp_path / "b.toml").write_text("[model]\ndroput = 0.3\n")
+    with pytest.raises(ConfigError, match="did you mean dropout"):
+        settings_from_file(tmp_path / "b.toml")

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 import transduce
 from tests.support.pairs import sentences, write_pairs
-from tests.support.training import config_for
+from tests.support.training import config_for, corpus_of, ignore, trainer_for
 from transduce import ConfigError, DataConfig, RunConfig, override, tiny, with_model
 from transduce.data.corpora import find_corpus
 from transduce.data.prepare import Prepared, prepare
 from transduce.training import choices
 from transduce.training.dial import dial, with_steps
+from transduce.training.pace import Speed
 from transduce.training.recipe import learning_rate
 from transduce.training.request import Request, parse_budget
-from transduce.training.settle import longest_sentence, plan_steps, resolve_config
-from transduce.training.speed import Speed
+from transduce.training.run import train
+from transduce.training.settle import limit_validation, longest_sentence, resolve_config
+
+SLOW = Speed(
+    seconds_per_step=0.1,
+    seconds_per_validation=0.2,
+    seconds_per_translation=0.05,
+    seconds_per_save=0.1,
+    tokens_per_second=1.0,
+    memory_bytes=0,
+)
 
 
 @pytest.mark.usefixtures("quick_choice")
@@ -46,17 +57,36 @@ def test_a_pass_can_hold_the_longest_sentence(tmp_path: Path) -> None:
     assert chosen.micro_tokens == longest
 
 
-def test_fewer_sentences_are_translated_if_the_budget_is_short() -> None:
-    slow = Speed(0.1, 0.2, seconds_per_translation=0.05, seconds_per_save=0.1, tokens_per_second=1.0, memory_bytes=0)
-    config = config_for("train.valid_translations=200")
-    planned = plan_steps(config, slow, 60.0, spent=20.0)
-    assert planned.train.valid_translations == 10, "by hand: 0.1 * 60 / 6 / 2 = 0.5 s for each milestone"
-    assert 200 < planned.train.max_steps < 400
-    quick = slow._replace(seconds_per_translation=0.001)
-    assert plan_steps(config, quick, 60.0, 20.0).train.valid_translations == 200
-    assert plan_steps(config, slow, None, 20.0).train.valid_translations == 200
-    with pytest.raises(ConfigError, match="--budget is 60 s, of which 59 s passed before the first step"):
-        plan_steps(config_for(), slow, 60.0, spent=59.0)
+def test_fewer_pairs_are_validated_if_the_budget_is_short() -> None:
+    speed = SLOW._replace(seconds_per_validation=3.0)
+    assert limit_validation(config_for(), speed, 60.0, 1000).train.valid_sample == 200, "1 % of 60 s is 0.6 s"
+    assert limit_validation(config_for(), speed, 240.0, 1000).train.valid_sample == 800
+    assert limit_validation(config_for(), speed, 60.0, 150).train.valid_sample == 150
+    assert limit_validation(config_for(), speed, 400.0, 1000).train.valid_sample is None
+    assert limit_validation(config_for("train.valid_sample=7"), speed, 1.0, 1000).train.valid_sample == 7
+
+
+def test_a_validation_of_a_sample_takes_pairs_from_all_over_the_text(tmp_path: Path, prepared: Prepared) -> None:
+    trainer = trainer_for(tmp_path, prepared, config_for("train.valid_sample=5"))
+    rows = [int(i * (len(prepared.valid) - 1) / 4) for i in range(5)]
+    for place, row in enumerate(rows):
+        ours, theirs = trainer.validation.examples.pair(place), prepared.valid.pair(row)
+        assert [side.tolist() for side in ours] == [side.tolist() for side in theirs]
+    assert trainer.validation.n_target_tokens == sum(len(prepared.valid.pair(row)[1]) + 1 for row in rows)
+
+
+def test_a_hopeless_budget_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    files = write_pairs(tmp_path, "a", sentences(60))
+    request = Request(
+        data=corpus_of(files), size="base", budget="2m", device="cpu", settings=["data.batch_tokens=10000000"]
+    )
+    began = time.monotonic()
+    with pytest.raises(
+        ConfigError, match=r"--budget is 120 s, but 10 steps of 10,000,000 tokens take at least .* s on"
+    ):
+        train(tmp_path / "run", request, ignore, ignore)
+    assert time.monotonic() - began < 10
+    assert not (tmp_path / "run").exists()
 
 
 def test_budgets_are_times() -> None:

@@ -25,7 +25,7 @@ from transduce.training.journal import BadStepEvent, DamagedEvent, Event, OutOfM
 from transduce.training.recipe import adam, learning_rate, loss
 from transduce.training.share import Share, n_positions
 from transduce.training.snapshots import CHECKPOINTS, State
-from transduce.training.speed import measure_speed, micro_tokens_that_fit
+from transduce.training.speed import measure_rates, micro_tokens_that_fit, speed_of
 from transduce.training.trainer import BAD_BATCHES, Stopped, Trainer
 from transduce.training.validation import ValidationScore
 
@@ -220,7 +220,7 @@ def test_the_size_of_a_pass_that_fits_is_found_before_the_first_step(tmp_path: P
 def test_measuring_speed_changes_nothing(tmp_path: Path, prepared: Prepared) -> None:
     trainer = trainer_for(tmp_path, prepared, config_for())
     before = weights_of(trainer)
-    speed = measure_speed(trainer, 0.05)
+    speed = speed_of(trainer, measure_rates(trainer, 0.05))
     assert speed.seconds_per_step > 0
     assert speed.tokens_per_second > 0
     assert_same_bits(weights_of(trainer), before)
@@ -233,7 +233,8 @@ def test_speed_is_measured_with_the_share_of_one_rank(tmp_path: Path, prepared: 
     whole, share = first_share(trainer), next(iter(trainer.shares(0, 0, 2)))
     assert share.numbers == whole.numbers[::2]
     assert share.n_target_tokens == whole.n_target_tokens
-    assert measure_speed(trainer, 0.01, n_ranks=2).tokens_per_second > 0
+    one, two = (speed_of(trainer, measure_rates(trainer, 0.2, n_ranks)) for n_ranks in (1, 2))
+    assert two.tokens_per_second > one.tokens_per_second
 
 
 def test_a_pair_that_does_not_fit_at_all_ends_the_run(tmp_path: Path, prepared: Prepared) -> None:

@@ -48,6 +48,16 @@ def train_command(
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="A time such as 20m. The number of steps is chosen to fill it.")
     ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="How often to read the training text. Default: chosen by its size.")
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="paper|inverse-root|cosine|linear", help="The learning rate over time. Default: paper."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A JSON or TOML file with settings, such as run.json of another run.")
+    ] = None,
     from_model: Annotated[
         str | None, typer.Option("--from", metavar="MODEL", help="A model or a run whose weights to begin with.")
     ] = None,
@@ -55,6 +65,10 @@ def train_command(
     devices: Annotated[
         int, typer.Option(min=1, help="Number of processes: one for each GPU, or several on the cores of a CPU.")
     ] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="CPU threads of each process. Default: OMP_NUM_THREADS, else one per core."),
+    ] = None,
     batch_tokens: Annotated[
         str | None,
         typer.Option(metavar="N|auto", help="Tokens of a step. auto: split it into the largest passes that fit."),
@@ -84,14 +98,18 @@ def train_command(
 
       transduce train more.de more.en --from run --out tuned --set train.max_steps=500
 
+      transduce train train.de train.en --out again --config run/run.json --set train.seed=2
+
       torchrun --nnodes 2 --nproc-per-node 8 ... -m transduce train prepared --size big --out /shared/run
     """
     from transduce.cli.show.tables import console_for_stdout
     from transduce.cli.show.training import show_result, show_training
     from transduce.training.journal import LOG, read_events
-    from transduce.training.request import Request
+    from transduce.training.request import Request, settings_from_file
     from transduce.training.run import start_ranks, train
 
+    if valid is not None and any(value.startswith("--") for value in valid):
+        raise ConfigError(f"--valid needs two files, but got {' and '.join(valid)}: give source and target")
     if out is None:
         raise ConfigError("no folder for the run: add --out RUN")
     if not files and not pairs:
@@ -115,16 +133,22 @@ def train_command(
         vocab_size=vocab_size,
         size=size,
         budget=budget,
+        epochs=epochs,
         from_model=from_model,
-        settings=settings or [],
+        settings=[
+            *(settings_from_file(config, with_steps=budget is None and epochs is None) if config is not None else []),
+            *([f"train.schedule={schedule}"] if schedule is not None else []),
+            *(settings or []),
+        ],
         device=device,
         batch_tokens=batch_tokens,
         deterministic=deterministic,
+        threads=threads,
         passes=passes,
     )
     if devices > 1 and "RANK" not in os.environ:
         raise typer.Exit(start_ranks(devices, sys.argv[1:]))
     with show_training(out, quiet, tensorboard) as (on_event, progress):
         result = train(out, request, on_event, progress)
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0" and not quiet:
         show_result(console_for_stdout(), out, result, read_events(out / LOG))

@@ -116,9 +116,10 @@ class Examples:
     (100, ['Haus 7 ist neu.', 'House 7 is new.'])
     """
 
-    def __init__(self, store: Store, tags: dict[str, int]) -> None:
-        """`tags`: the id of each target language's tag; empty if there is only one target language."""
-        self.store = store
+    def __init__(self, store: Store, tags: dict[str, int], rows: NDArray[np.int64] | None = None) -> None:
+        """`tags`: the id of each target language's tag; empty if there is only one target language. `rows`: only these
+        rows, in this order, instead of all."""
+        self.store, self._tags, self._rows = store, tags, rows
         parts, first = [], 0
         for corpus in store.corpora:
             last = first + corpus.n_pairs
@@ -136,7 +137,14 @@ class Examples:
         )
 
     def __len__(self) -> int:
-        return int(self._first_row[-1])
+        return int(self._first_row[-1]) if self._rows is None else len(self._rows)
+
+    def sample(self, n: int) -> Examples:
+        """At most `n` rows, spread evenly over all."""
+        if n >= len(self):
+            return self
+        rows = np.linspace(0, len(self) - 1, n).astype(np.int64)
+        return Examples(self.store, self._tags, rows if self._rows is None else self._rows[rows])
 
     def lengths(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Lengths of source and target of every row; tags and end marks count."""
@@ -149,7 +157,8 @@ class Examples:
             sources.append(source_N.astype(np.int32) + 1 + self.n_tag)
             targets.append(target_N.astype(np.int32) + 1)
         self.store.release()
-        return np.concatenate(sources), np.concatenate(targets)
+        rows = slice(None) if self._rows is None else self._rows
+        return np.concatenate(sources)[rows], np.concatenate(targets)[rows]
 
     def batch(self, rows: NDArray[Any], shape: tuple[int, int], config: ModelConfig) -> Batch:
         """Make a batch of `shape` (source positions, target positions). `make_batch` is the slow version."""
@@ -172,8 +181,7 @@ class Examples:
 
     def tag(self, row: int) -> list[int]:
         """The tag before the source of a row, or an empty list if rows have no tags."""
-        part = int(np.searchsorted(self._first_row, row, side="right")) - 1
-        return [int(self._tag[part])] if self.n_tag else []
+        return [int(self._tag[self._places(np.array([row])).part_B[0]])] if self.n_tag else []
 
     def n_target_tokens(self, rows: NDArray[Any]) -> int:
         """Target tokens of the rows, including end marks."""
@@ -190,6 +198,7 @@ class Examples:
         return int(places.target_length_B.sum()) + len(rows)
 
     def _places(self, rows: NDArray[Any]) -> _Places:
+        rows = rows if self._rows is None else self._rows[rows]
         part_B = np.searchsorted(self._first_row, rows, side="right") - 1
         pair_B = rows - self._first_row[part_B] + self._first_pair[part_B]
         start_B = self.store.start_N[pair_B].astype(np.int64)

@@ -41,8 +41,9 @@ from transduce.model import Transformer
 
 FORMAT_VERSION = 1
 CONFIG = "config.json"
-RUN, MODEL = "run.json", "model"
-"""In a run: the settings fixed before its first step, and the model folder, which exists once the run has ended."""
+RUN, MODEL, BEST_SO_FAR = "run.json", "model", "best-so-far"
+"""In a run: the settings fixed before its first step; the model folder, which exists once the run has ended; and, until
+then, a model folder with the weights of the best validation."""
 WEIGHTS, CARD = "weights.safetensors", "card.json"
 BUNDLED_MODEL = "tatoeba-de-en"
 """Name of the bundled model: German to English, made by experiments/bundled_model.py."""
@@ -84,8 +85,10 @@ def model_folder(path: Path) -> Path:
     path = find_model(path)
     if (path / MODEL / CONFIG).exists():
         return path / MODEL
+    if (path / BEST_SO_FAR / CONFIG).exists():
+        return path / BEST_SO_FAR
     if (path / RUN).exists():
-        raise ModelFolderError(f"{path} is a training run that has not ended, so it has no model yet: resume it")
+        raise ModelFolderError(f"{path} is a training run before its first validation, so it has no model yet: wait")
     return path
 
 

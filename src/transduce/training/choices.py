@@ -1,6 +1,7 @@
 """What a run needs to know about its machine: device, precision, threads and kind of passes.
 
-It is chosen once, before the first step. On a CPU, precision and threads are chosen by measuring.
+It is chosen once, before the first step. On a CPU, precision and threads are chosen by measuring, and the cache folder
+keeps the result.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -21,7 +22,7 @@ import torch
 from transduce.config import ModelConfig, RunConfig
 from transduce.data.parallel import child_environment
 from transduce.errors import ConfigError
-from transduce.runtime import cache_folder, check_device, configure, default_device, n_cores, processor_name
+from transduce.runtime import cache_folder, check_device, configure, default_device, default_threads, processor_name
 from transduce.training.passes.written import MAX_WORKERS, why_not, written_passes
 
 Dtype = Literal["float32", "bfloat16"]
@@ -29,7 +30,8 @@ PassKind = Literal["written", "plain"]
 
 CPU_MICRO_TOKENS = 4096
 """On a CPU, a larger pass does not fit into the caches and is not faster."""
-MEASURED_SECONDS = 1.0
+PROBE_TOKENS = 128
+CLEARLY_FASTER = 1.1
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ class Choices:
 
     @contextlib.contextmanager
     def all_threads(self) -> Iterator[None]:
-        """Gives one operation all threads, for work outside the passes, and restores the number afterwards."""
+        """For work that gives each thread a task of its own, such as translating. It must not be used around single
+        operations, whose threads wait for each other: on a busy machine they take up to thirty times as long."""
         n_before = torch.get_num_threads()
         torch.set_num_threads(self.n_threads)
         try:
@@ -81,10 +84,18 @@ class Choices:
 
 
 def choose(
-    config: RunConfig, device: str | None, n_ranks: int, longest: int, deterministic: bool, passes: str | None = None
+    config: RunConfig,
+    device: str | None,
+    n_ranks: int,
+    longest: int,
+    deterministic: bool,
+    passes: str | None = None,
+    n_threads: int | None = None,
+    seconds: float = 20.0,
 ) -> Choices:
     """`device`: None means a GPU if there is one. `longest`: tokens of the longest sentence, which a pass must hold.
-    `passes`: a `PassKind`, or None for the fastest."""
+    `passes`: a `PassKind`, or None for the fastest. `n_threads`: for each process, or None to choose. `seconds`: the
+    highest time for measuring."""
     check_device(device)
     device = device or default_device()
     share = min(config.data.batch_tokens, max(longest, -(-config.data.batch_tokens // n_ranks)))
@@ -96,11 +107,11 @@ def choose(
             way=way,
             why_plain=reason,
             dtype="bfloat16" if torch.cuda.is_bf16_supported() else "float32",
-            n_threads=torch.get_num_threads(),
+            n_threads=n_threads or torch.get_num_threads(),
             micro_tokens=share,
             deterministic=deterministic,
         )
-    dtype, n_threads = fastest_on_cpu(config.model, n_ranks)
+    dtype, n_threads = fastest_on_cpu(config.model, n_ranks, n_threads, seconds)
     return Choices(
         device=device,
         way=way,
@@ -134,29 +145,33 @@ def check_passes(passes: str | None) -> None:
         )
 
 
-def fastest_on_cpu(model: ModelConfig, n_ranks: int) -> tuple[Dtype, int]:
-    """Measures each candidate in a process of its own: on some machines, some of them crash."""
-    share = max(1, n_cores() // n_ranks)
-    candidates: list[tuple[Dtype, int]] = [("float32", n) for n in dict.fromkeys((share, max(1, share // 2), 1))]
-    cache = _SpeedCache(model, share)
+def fastest_on_cpu(model: ModelConfig, n_ranks: int, n_threads: int | None, seconds: float) -> tuple[Dtype, int]:
+    """The fastest candidate that was measured in this time. `n_threads`: None to choose their number too."""
+    share = n_threads or max(1, default_threads() // n_ranks)
+    numbers = [share] if n_threads else list(dict.fromkeys((share, max(1, share // 2), 1)))
+    cache = _SpeedCache(model, numbers)
     if (known := cache.get()) is not None:
         return known
-    speeds = {candidate: measure_in_a_process(model, *candidate) for candidate in candidates}
-    best = max(speeds, key=lambda candidate: speeds[candidate])
-    speeds["bfloat16", best[1]] = measure_in_a_process(model, "bfloat16", best[1])
-    best = max(speeds, key=lambda candidate: speeds[candidate])
-    cache.put(best)
+    speeds, is_complete = measure_in_a_process(model, numbers, seconds)
+    best = fastest_of(speeds, ("float32", share))
+    if is_complete:
+        cache.put(best)
     return best
+
+
+def fastest_of(speeds: Mapping[tuple[Dtype, int], float], default: tuple[Dtype, int]) -> tuple[Dtype, int]:
+    """The default, unless another candidate is clearly faster: on a busy machine small differences mean nothing."""
+    best = max(speeds, key=lambda candidate: speeds[candidate], default=default)
+    return best if speeds.get(best, 0.0) > CLEARLY_FASTER * speeds.get(default, 0.0) else default
 
 
 class _SpeedCache:
     """The fastest precision and number of threads, kept between runs for each machine and size of model."""
 
-    def __init__(self, model: ModelConfig, n_cores: int) -> None:
+    def __init__(self, model: ModelConfig, numbers: Sequence[int]) -> None:
         self.path = cache_folder() / "fastest.json"
-        self.key = (
-            f"{processor_name()}, {n_cores} cores, torch {torch.__version__}, {model.d_model} wide, {model.d_ff} inside"
-        )
+        size = f"{model.d_model} wide, {model.d_ff} inside"
+        self.key = f"{processor_name()}, {'/'.join(map(str, numbers))} threads, torch {torch.__version__}, {size}"
 
     def get(self) -> tuple[Dtype, int] | None:
         try:
@@ -177,38 +192,68 @@ class _SpeedCache:
             unfinished.replace(self.path)
 
 
-def measure_in_a_process(model: ModelConfig, dtype: Dtype, n_threads: int) -> float:
-    """Passes per second; 0 if the process fails."""
+def measure_in_a_process(
+    model: ModelConfig, numbers: Sequence[int], seconds: float
+) -> tuple[dict[tuple[Dtype, int], float], bool]:
+    """Passes per second of each precision and number of threads, and whether all of them were measured.
+
+    The measuring runs in another process, because on some machines bfloat16 ends the process.
+    """
     code = "from transduce.training.choices import measure; measure()"
-    task = json.dumps({"model": asdict(model), "dtype": dtype, "n_threads": n_threads})
-    environment = child_environment() | {"OMP_NUM_THREADS": str(n_threads)}
+    task = json.dumps({"model": asdict(model), "numbers": list(numbers)})
+    environment = child_environment() | {"OMP_NUM_THREADS": str(max(numbers))}
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, task],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    )
+    is_complete = True
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code, task], capture_output=True, text=True, env=environment, timeout=120
-        )
-        return float(done.stdout) if done.returncode == 0 else 0.0
-    except (subprocess.TimeoutExpired, ValueError):
-        return 0.0
+        output, _ = child.communicate(timeout=max(seconds, 0.0))
+    except subprocess.TimeoutExpired:
+        child.kill()
+        output, _ = child.communicate()
+        is_complete = False
+    lines = [json.loads(line) for line in output.splitlines(keepends=True) if line.endswith("\n")]
+    return {(dtype, n_threads): speed for dtype, n_threads, speed in lines}, is_complete
 
 
 def measure(arguments: Sequence[str] | None = None) -> None:
-    """The main function of the measuring process: runs a small batch forward and backward, as the trainer does."""
+    """The main function of the measuring process: prints one line for each candidate. The precision comes last, because
+    trying bfloat16 may end the process."""
+    task = json.loads((arguments or sys.argv[1:])[0])
+    config, speeds = ModelConfig(**task["model"]), dict[int, float]()
+    for n_threads in task["numbers"]:
+        speeds[n_threads] = passes_per_second(config, "float32", n_threads)
+        print(json.dumps(["float32", n_threads, speeds[n_threads]]), flush=True)
+    fastest = max(speeds, key=lambda n_threads: speeds[n_threads])
+    print(json.dumps(["bfloat16", fastest, passes_per_second(config, "bfloat16", fastest)]), flush=True)
+
+
+def probe(config: ModelConfig, n_threads: int) -> float:
+    """A rough lower bound for the target tokens per second of training in float32, found in a few seconds at most."""
+    return PROBE_TOKENS * passes_per_second(config, "float32", n_threads, PROBE_TOKENS // 16, 16, seconds=0.0)
+
+
+def passes_per_second(
+    config: ModelConfig, precision: Dtype, n_threads: int, n_rows: int = 32, length: int = 24, seconds: float = 1.0
+) -> float:
+    """Runs a small batch forward and backward, as the trainer does, for this time, but at least twice."""
     from transduce.model import Transformer
     from transduce.training.recipe import model_loss
 
-    task = json.loads((arguments or sys.argv[1:])[0])
-    config, dtype, n_threads = ModelConfig(**task["model"]), getattr(torch, task["dtype"]), task["n_threads"]
+    dtype = getattr(torch, precision)
     has_written_passes = why_not(config, "cpu") is None
     configure("cpu", max(1, n_threads // MAX_WORKERS) if has_written_passes else n_threads)
     model = Transformer(config)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    ids_BT = torch.randint(3, min(config.source_vocab_size, config.target_vocab_size), (32, 24))
-    passes = None
-    if has_written_passes:
-        passes = written_passes(model, 24, dtype, ids_BT.numel(), 0.1, n_threads)
+    ids_BT = torch.randint(3, min(config.source_vocab_size, config.target_vocab_size), (n_rows, length))
+    passes = written_passes(model, length, dtype, ids_BT.numel(), 0.1, n_threads) if has_written_passes else None
     n_done, start = 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < MEASURED_SECONDS or n_done < 2:
+    while (spent := time.perf_counter() - start) < seconds or n_done < 2:
         if passes is not None:
             passes.add_gradients([[ids_BT, ids_BT, ids_BT]], [n_done], 1.0)
         else:
@@ -217,4 +262,4 @@ def measure(arguments: Sequence[str] | None = None) -> None:
         if n_done == 0:
             start = time.perf_counter()  # the first pass also allocates and compiles
         n_done += 1
-    print((n_done - 1) / spent)
+    return (n_done - 1) / spent

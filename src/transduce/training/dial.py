@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from transduce.config import PRESETS, RunConfig, with_model
+from transduce.training.recipe import scheduled_rate
 
 
 class Row(NamedTuple):
@@ -38,6 +39,10 @@ SHORT = 25
 PATIENCE = 10
 TARGET_STEPS, MIN_BATCH_TOKENS = 1500, 1024
 """If time is short, many small steps are better than few large ones."""
+TUNE_EPOCHS, TUNE_WARMUP_DIVISOR = 10, 20
+"""For a model that is trained further. Patience ends it sooner, and the parent is one of the candidates."""
+MIN_TUNE_RATE = 0.1
+"""The lowest peak for tuning, as a share of the parent's peak: the parent's rate may have fallen to zero."""
 SHAPES_ON_GPU = 16
 """For small corpora: the time of a pass on a GPU is mostly that of launching kernels, and padding costs nothing."""
 
@@ -69,12 +74,34 @@ def dial(
     return with_steps(config, max(1, int(n_epochs * n_tokens / batch_tokens))), size
 
 
-def with_steps(config: RunConfig, max_steps: int) -> RunConfig:
-    """Changes the number of steps. The peak learning rate stays; the warm-up is shortened to a fifth of the steps."""
+def tuned(config: RunConfig, parent: RunConfig, n_tokens: int, max_tokens: float | None) -> RunConfig:
+    """The configuration for training the parent further: few epochs, and a learning rate that begins where the parent's
+    training ended and falls to zero. A rate as high as in the parent's training would undo much of it."""
+    n_epochs = TUNE_EPOCHS if max_tokens is None else min(TUNE_EPOCHS, max_tokens / n_tokens)
+    max_steps = max(1, int(n_epochs * n_tokens / config.data.batch_tokens))
+    peak_step = min(parent.train.warmup_steps, parent.train.max_steps)
+    peak_rate, last_rate = (
+        scheduled_rate(step, parent.model.d_model, parent.train) for step in (peak_step, parent.train.max_steps)
+    )
+    train = replace(
+        config.train, schedule="linear", max_steps=max_steps, warmup_steps=max(1, max_steps // TUNE_WARMUP_DIVISOR)
+    )
+    return with_peak_rate(replace(config, model=parent.model, train=train), max(last_rate, MIN_TUNE_RATE * peak_rate))
+
+
+def with_steps(config: RunConfig, max_steps: int, max_warmup: int | None = None) -> RunConfig:
+    """Changes the number of steps. The peak learning rate stays; the warm-up is at most a fifth of the steps, and at
+    most `max_warmup`, or as long as now."""
+    return with_warmup(
+        replace(config, train=replace(config.train, max_steps=max_steps)),
+        max(1, min(max_warmup or config.train.warmup_steps, max_steps // 5)),
+    )
+
+
+def with_warmup(config: RunConfig, warmup_steps: int) -> RunConfig:
+    """Changes the length of the warm-up, but not the peak learning rate."""
     peak_rate = config.train.rate_factor * (config.model.d_model * config.train.warmup_steps) ** -0.5
-    warmup_steps = max(1, min(config.train.warmup_steps, max_steps // 5))
-    train = replace(config.train, max_steps=max_steps, warmup_steps=warmup_steps)
-    return with_peak_rate(replace(config, train=train), peak_rate)
+    return with_peak_rate(replace(config, train=replace(config.train, warmup_steps=warmup_steps)), peak_rate)
 
 
 def with_peak_rate(config: RunConfig, peak_rate: float) -> RunConfig:

@@ -62,6 +62,14 @@ class Group:
         self._all_reduce(count)
         return bool(count.item() > 0)
 
+    def from_first(self, values: Sequence[float]) -> list[float]:
+        """The values of the first rank. All ranks must call this, with equally many values."""
+        if self.n_ranks == 1:
+            return list(values)
+        total = torch.tensor(values if self.is_first else [0.0] * len(values), dtype=torch.float64, device=self.device)
+        self._all_reduce(total)
+        return [float(value) for value in total.tolist()]
+
     def wait(self) -> None:
         """Returns when all ranks have called it."""
         self.any(False)

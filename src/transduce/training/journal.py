@@ -41,8 +41,9 @@ class TranslationScore:
 
     bleu: float
     bleu_signature: str = ""
-    samples: list[dict[str, str]] = field(default_factory=list)
-    """A few of the sentences: source, reference, translation."""
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """A few of the sentences: source, reference, translation, and attention: the pieces of source and target, and the
+    weight of each source piece for each target piece."""
 
 
 @dataclass(frozen=True, kw_only=True)

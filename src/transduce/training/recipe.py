@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transduce.config import TrainConfig
+from transduce.errors import ConfigError
 from transduce.model import Transformer
 from transduce.training.passes.loss import projected_loss
 
@@ -53,7 +55,22 @@ def model_loss(
 
 def learning_rate(step: int, d_model: int, warmup_steps: int) -> float:
     """Equation 3; the first step is 1."""
+    if min(step, warmup_steps) < 1:
+        raise ConfigError(f"step is {step} and warmup_steps is {warmup_steps}, both must be at least 1: count from 1")
     return float(d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
+
+
+def scheduled_rate(step: int, d_model: int, settings: TrainConfig) -> float:
+    """The learning rate of a step, the first of which is 1. Only "paper" is in the paper: equation 3."""
+    warmup_steps = settings.warmup_steps
+    rate = settings.rate_factor * learning_rate(step, d_model, warmup_steps)
+    if settings.schedule == "paper" or (step <= warmup_steps and settings.schedule != "inverse-root"):
+        return rate
+    peak_rate = settings.rate_factor * learning_rate(warmup_steps, d_model, warmup_steps)
+    if settings.schedule == "inverse-root":
+        return peak_rate if step <= warmup_steps else rate
+    remaining = max(0.0, 1 - (step - warmup_steps) / (settings.max_steps - warmup_steps + 1))
+    return peak_rate * (remaining if settings.schedule == "linear" else (1 - math.cos(math.pi * remaining)) / 2)
 
 
 def adam(parameters: Iterable[torch.nn.Parameter], config: TrainConfig) -> torch.optim.Adam:

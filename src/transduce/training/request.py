@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import tomllib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transduce.config import PRESETS, override
+from transduce.config import PRESETS, RunConfig, override
 from transduce.data import corpora
 from transduce.errors import ConfigError, ModelFolderError
 from transduce.files import UNFINISHED, write_atomically
@@ -17,6 +19,10 @@ from transduce.runtime import check_device
 from transduce.training.choices import check_passes
 
 REQUEST = "request.json"
+OF_THE_DATA = ("source_vocab_size", "target_vocab_size")
+"""Settings that follow from the subwords of the training text."""
+OF_THE_LENGTH = ("max_steps", "warmup_steps", "rate_factor", "checkpoint_steps")
+"""Settings that follow from the number of steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +36,13 @@ class Request:
     vocab_size: int | None = None
     size: str | None = None
     budget: str | None = None
+    epochs: float | None = None
     from_model: str | None = None
     settings: list[str] = field(default_factory=list)
     device: str | None = None
     batch_tokens: str | None = None
     deterministic: bool = False
+    threads: int | None = None
     passes: str | None = None
 
 
@@ -44,6 +52,7 @@ def check_request(request: Request) -> None:
         raise ConfigError(f"--size is {request.size!r}, must be one of {', '.join(PRESETS)}: or leave it out")
     if request.budget is not None:
         parse_budget(request.budget)
+    _refuse_several_lengths(request)
     check_device(request.device)
     check_passes(request.passes)
     override(PRESETS[request.size or "small"](), settings_of(request))
@@ -57,6 +66,34 @@ def settings_of(request: Request) -> list[str]:
     """All settings, in order of application: `--set` comes last and so wins over other options."""
     is_number = request.batch_tokens not in (None, "auto")
     return [*([f"data.batch_tokens={request.batch_tokens}"] if is_number else []), *request.settings]
+
+
+def _refuse_several_lengths(request: Request) -> None:
+    has_steps = any(setting.strip().startswith("train.max_steps") for setting in request.settings)
+    lengths = {"--budget": request.budget, "--epochs": request.epochs, "train.max_steps": has_steps or None}
+    if len(names := [name for name, value in lengths.items() if value is not None]) > 1:
+        raise ConfigError(f"{' and '.join(names)} both say how long to train: give one of them")
+    if request.epochs is not None and not 0 < request.epochs < math.inf:
+        raise ConfigError(f"--epochs is {request.epochs}, must be above 0: raise it")
+
+
+def settings_from_file(path: Path, *, with_steps: bool = True) -> list[str]:
+    """Settings from a JSON or TOML file with sections, such as run.json of another run, in the form of `--set`.
+    `with_steps`: False leaves out the number of steps, which something else decides."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): give a JSON or TOML file with settings") from None
+    if isinstance(values, dict) and isinstance(values.get("config"), dict):
+        values = values["config"]  # run.json, and config.json of a model folder
+    config = RunConfig.from_json(json.dumps(values))  # refuses names and values that are wrong
+    return [
+        f"{section}.{name}={getattr(getattr(config, section), name)}"
+        for section, fields in values.items()
+        for name in fields
+        if name not in OF_THE_DATA and (with_steps or name not in OF_THE_LENGTH)
+    ]
 
 
 def parse_budget(text: str) -> float:

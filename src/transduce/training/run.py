@@ -3,8 +3,10 @@
 request.json   the arguments of the run; a request with other arguments is refused
 prepared/      the data, if the run began with text files
 run.json       what was settled before the first step; it is never measured again
+plan.jsonl     with a budget: changes of the number of steps during training, each written before it takes effect
 log.jsonl      every event
 checkpoints/   to resume from
+best-so-far/   a model folder with the weights of the best validation, until the run has ended
 snapshots/     to average
 bad-batches/   the pairs of steps with a NaN or infinite gradient
 result.json    the scores of the final model
@@ -34,7 +36,16 @@ from transduce.model_folder.format import MODEL, RUN, save_model
 from transduce.training.distributed import Group
 from transduce.training.journal import EndEvent, Event, Journal, OnEvent
 from transduce.training.request import Request, check_request, claim, read_json
-from transduce.training.settle import PREPARED, Settled, find_prepared, load_parent, make_trainer, settle
+from transduce.training.settle import (
+    PREPARED,
+    Settled,
+    find_prepared,
+    load_parent,
+    make_trainer,
+    pace_of,
+    refuse_short_budget,
+    settle,
+)
 from transduce.training.trainer import Trainer
 from transduce.training.validation import origin_of
 from transduce.translation.alignment import MAX_PAIRS, Pair, choose_heads
@@ -51,6 +62,8 @@ def train(folder: Path, request: Request, on_event: OnEvent, on_progress: Progre
     trainer: Trainer | None = None
     if rank == 0:
         check_request(request)
+        if not (folder / RUN).exists():
+            refuse_short_budget(request, began)
         claim(folder, request)
         if not (folder / RUN).exists():
             try:
@@ -65,11 +78,11 @@ def train(folder: Path, request: Request, on_event: OnEvent, on_progress: Progre
     settled = Settled.from_json((folder / RUN).read_text(encoding="utf-8"))
     prepared = find_prepared(folder, request)
     group = Group.start(settled.choices.device)
-    if trainer is None:
+    if resumes := trainer is None:
         settled.choices.configure_process()
         parent = load_parent(request)
         trainer = make_trainer(folder, parent, settled.config, settled.choices, prepared, record)
-    trainer.begin(settled.config, group)
+    trainer.begin(settled.config, group, pace_of(folder, settled, time.monotonic() - began, resumes))
     with _stop_on_signals(trainer):
         trainer.run()
     choice = trainer.finish()
@@ -83,9 +96,9 @@ def train(folder: Path, request: Request, on_event: OnEvent, on_progress: Progre
     if group.is_first:
         write_atomically(folder / RESULT, json.dumps(result, indent=2) + "\n")
         if not (folder / MODEL).exists():
-            with settled.choices.all_threads():
-                heads = choose_heads(trainer.model, pairs_to_align(prepared), group.device)
+            heads = choose_heads(trainer.model, pairs_to_align(prepared), group.device)
             save_model(folder / MODEL, trainer.model, settled.config, prepared.subwords, origin_of(prepared), heads)
+        trainer.snapshots.remove_best()
         record(EndEvent(step=trainer.state.step, choice=choice))
     group.close()
     return result

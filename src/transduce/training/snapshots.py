@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from transduce.model import Transformer
-from transduce.model_folder.format import average, checkpoints, fault_of, load_checkpoint, save_checkpoint, step_of
+from transduce.model_folder.format import (
+    BEST_SO_FAR,
+    average,
+    checkpoints,
+    fault_of,
+    load_checkpoint,
+    save_checkpoint,
+    step_of,
+)
 from transduce.training.journal import Candidate, DamagedEvent, FinalChoice, OnEvent
 from transduce.training.validation import ValidationScore
 
@@ -57,7 +65,7 @@ class Snapshots:
     """The folders checkpoints/ and snapshots/ of a run."""
 
     def __init__(self, folder: Path) -> None:
-        self.checkpoints, self.snapshots = folder / CHECKPOINTS, folder / SNAPSHOTS
+        self.checkpoints, self.snapshots, self.best = folder / CHECKPOINTS, folder / SNAPSHOTS, folder / BEST_SO_FAR
 
     def save(
         self, model: Transformer, optimiser: torch.optim.Adam, state: State, *, is_milestone: bool, n_average: int
@@ -75,6 +83,19 @@ class Snapshots:
         for old in checkpoints(self.snapshots):
             if step_of(old) not in kept:
                 shutil.rmtree(old)
+
+    def save_best(self, save: Callable[[Path], None]) -> None:
+        """Replaces the model folder of the best validation so far. `save` writes a model folder."""
+        new = self.best.with_suffix(".new")
+        shutil.rmtree(new, ignore_errors=True)
+        save(new)
+        shutil.rmtree(self.best, ignore_errors=True)
+        new.rename(self.best)
+
+    def remove_best(self) -> None:
+        """Once the final model exists."""
+        for folder in (self.best, self.best.with_suffix(".new")):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def load_newest(
         self, model: Transformer, optimiser: torch.optim.Adam, device: torch.device, on_event: OnEvent

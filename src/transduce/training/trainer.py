@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,9 @@ from transduce.training.journal import (
     TranslationScore,
     ValidationEvent,
 )
+from transduce.training.pace import CHANGED, Pace
 from transduce.training.passes.written import GraphPasses, ThreadPasses, written_passes
-from transduce.training.recipe import adam, learning_rate
+from transduce.training.recipe import adam, scheduled_rate
 from transduce.training.share import Share, Tensors
 from transduce.training.snapshots import Snapshots, State, choose_final_model, name_of
 from transduce.training.validation import ScoreTranslations, Validation, ValidationScore
@@ -64,14 +66,17 @@ class Trainer:
         first_weights: Mapping[str, Tensor] | None = None,
         decode_pairs: Callable[[list[list[list[int]]]], Any] = lambda pairs: pairs,
         score_translations: ScoreTranslations | None = None,
+        save_best: Callable[[Transformer, Path], None] | None = None,
     ) -> None:
-        """`choices.configure_process` is left to the caller. `decode_pairs` turns ids into text for bad-batches/."""
+        """The caller must call `choices.configure_process`. `decode_pairs` turns ids into text for bad-batches/.
+        `save_best` writes a model folder with the weights of the best validation so far."""
         self.folder, self.config, self.choices, self.group = folder, config, choices, group
         self.examples, self.on_event, self.first_weights = train, on_event, first_weights
-        self.decode_pairs, self.stop_requested = decode_pairs, False
+        self.decode_pairs, self.save_best, self.stop_requested = decode_pairs, save_best, False
         self.model = Transformer(config.model).to(group.device)
         self.parameters = list(self.model.parameters())
         self.layout = self._layout_of(train, config.train.seed)
+        valid = valid.sample(config.train.valid_sample or len(valid))
         valid_layout = self._layout_of(valid, seed=0) if len(valid) else None
         self.validation = Validation(self.model, config.model, choices, valid, valid_layout, score_translations)
         self.passes = self._written_passes() if choices.way == "written" else None
@@ -99,10 +104,11 @@ class Trainer:
             self.choices.n_threads,
         )
 
-    def begin(self, config: RunConfig, group: Group) -> None:
-        """Resets everything to the state before the first step. `config` may differ in its training settings only."""
+    def begin(self, config: RunConfig, group: Group, pace: Pace | None = None) -> None:
+        """Resets everything to the state before the first step. `config` may differ in its training settings only.
+        `pace`: keeps a budget."""
         assert (config.model, config.data) == (self.config.model, self.config.data)
-        self.config, self.group = config, group
+        self.config, self.group, self.pace = config, group, pace
         self.model.load_weights(self.first_weights or initial_weights(config))
         self.optimiser = adam(self.parameters, config.train)
         self.gradients.begin(config.train, group.device)
@@ -113,29 +119,62 @@ class Trainer:
     def run(self) -> None:
         """Runs from the newest intact checkpoint, or from the start, to the last step or until patience runs out."""
         self.resume()
-        settings, checkpoint_steps = self.config.train, self.config.train.checkpoint_steps
-        assert checkpoint_steps is not None, "settled before the first step"
+        if self.first_weights is not None and self.state.step == 0:
+            self._save_and_validate_parent()
+        self._follow_plan(may_decide=False)
         began = time.monotonic() - self.state.seconds
         shares = prefetch(self.shares(self.state.step, self.group.rank, self.group.n_ranks))
-        while self.state.step < settings.max_steps and not self._is_out_of_patience():
+        while self.state.step < self.config.train.max_steps and not self._is_out_of_patience():
             share = next(shares)
-            step = self.state.step + 1
-            self.take_step(step, share)
-            self.state.step = step
+            self.take_step(self.state.step + 1, share)
+            self.state.step += 1
             self.state.n_tokens += share.n_target_tokens
-            is_milestone = step % checkpoint_steps == 0 or step == settings.max_steps
-            if is_milestone or step % min(LOG_EVERY, settings.max_bad_steps) == 0:
+            if self.state.step % self._log_every() == 0 or self._is_milestone():
                 self.state.seconds = time.monotonic() - began
                 self._log()
-                stop_requested = self.group.any(self.stop_requested)
-                if is_milestone or stop_requested:
-                    self.save(is_milestone)
-                if stop_requested:
-                    raise Stopped(f"stopped after step {step:,}, which is saved: run the same command to resume")
-            if is_milestone:
-                self.validate()
-                self.window.restart_clock()  # tokens per second are those of steps alone
+                self._follow_plan(may_decide=True)  # the plan may end the run here
+                self._save_and_validate()
         shares.close()  # type: ignore[attr-defined]  # a generator has it
+
+    def _save_and_validate_parent(self) -> None:
+        """The model whose weights the run began with is a candidate for the final model, as step 0."""
+        if not self.snapshots.has(0):
+            self.save(is_milestone=True)
+        if 0 not in self.state.losses:
+            self.validate()
+            self.window.restart_clock()
+
+    def _save_and_validate(self) -> None:
+        """At a milestone, or if the user requested to stop."""
+        is_milestone, stop_requested = self._is_milestone(), self.group.any(self.stop_requested)
+        if is_milestone or stop_requested:
+            self.save(is_milestone)
+        if stop_requested:
+            raise Stopped(f"stopped after step {self.state.step:,}, which is saved: run the same command to resume")
+        if is_milestone:
+            self.validate()
+            self.window.restart_clock()  # tokens per second are those of steps alone
+
+    def _is_milestone(self) -> bool:
+        settings = self.config.train
+        assert settings.checkpoint_steps is not None, "settled before the first step"
+        return self.state.step % settings.checkpoint_steps == 0 or self.state.step == settings.max_steps
+
+    def _log_every(self) -> int:
+        """The number of steps between two lines of the log, the same on all ranks."""
+        n = min(LOG_EVERY, self.config.train.max_bad_steps)
+        return n if self.pace is None else min(n, self.pace.log_every)
+
+    def _follow_plan(self, *, may_decide: bool) -> None:
+        """Changes settings as the plan of the first rank says. All ranks must call this."""
+        if self.pace is None:
+            return
+        train = self.config.train
+        if self.group.is_first:
+            train = self.pace.settings(self.state.step, train, may_decide=may_decide)
+        values = self.group.from_first([float(getattr(train, name)) for name in CHANGED])
+        changes = {name: type(getattr(train, name))(value) for name, value in zip(CHANGED, values, strict=True)}
+        self.config = replace(self.config, train=replace(train, **changes))
 
     def shares(self, first_step: int, rank: int = 0, n_ranks: int = 1) -> Iterator[Share]:
         """A rank's share of each step from `first_step` on, counted from 0, without end."""
@@ -157,6 +196,11 @@ class Trainer:
     def take_step(self, step: int, share: Share) -> None:
         """Does not wait for the device. The first step is 1."""
         loss_sum = self.gradients.fill(step, share, self.state)
+        norm, is_bad = self.apply_gradients(step)
+        self.window.add(step, loss_sum, norm, is_bad, share.n_target_tokens)
+
+    def apply_gradients(self, step: int) -> tuple[Tensor, Tensor]:
+        """One step of the optimiser. Returns the norm of the gradients, and 1 if it is NaN or infinite, else 0."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         self.group.sum(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -166,13 +210,11 @@ class Trainer:
         is_bad = 1.0 - torch.isfinite(norm).float()
         self.optimiser.found_inf = is_bad  # type: ignore[attr-defined]
         self.optimiser.param_groups[0]["lr"] = self._rate(step)
-        with self.choices.all_threads():
-            self.optimiser.step()
-        self.window.add(step, loss_sum, norm, is_bad, share.n_target_tokens)
+        self.optimiser.step()
+        return norm, is_bad
 
     def _rate(self, step: int) -> float:
-        settings = self.config.train
-        return settings.rate_factor * learning_rate(step, self.config.model.d_model, settings.warmup_steps)
+        return scheduled_rate(step, self.config.model.d_model, self.config.train)
 
     # The log
 
@@ -180,6 +222,8 @@ class Trainer:
         """Reports the steps since the last call. Raises TrainingError after too many bad steps in a row."""
         step = self.state.step
         averages = self.window.read()
+        if self.pace is not None:
+            self.pace.observe_steps(averages.seconds_per_step, averages.n_steps)
         if averages.n_bad:
             self._keep_bad_batch(averages.last_bad_step)
             self.on_event(BadStepEvent(step=averages.last_bad_step, in_a_row=averages.bad_in_a_row))
@@ -222,9 +266,12 @@ class Trainer:
 
     def validate(self) -> ValidationScore | None:
         """Scores the current weights; None if there are no validation pairs."""
+        began = time.monotonic()
         score = self.validation_loss()
         if score is None:
             return None
+        seconds_per_validation, began = time.monotonic() - began, time.monotonic()
+        translations = self._translations()
         self.state.losses[self.state.step] = score.loss
         event = ValidationEvent(
             step=self.state.step,
@@ -232,9 +279,13 @@ class Trainer:
             perplexity=score.perplexity,
             accuracy=score.accuracy,
             is_best=self.state.best_step() == self.state.step,
-            translations=self._translations(),
+            translations=translations,
         )
+        if event.is_best and self.group.is_first and self.save_best is not None:
+            self.snapshots.save_best(partial(self.save_best, self.model))
         self.on_event(event)
+        if self.pace is not None:
+            self.pace.observe_validation(seconds_per_validation, time.monotonic() - began, self.config.train)
         return score
 
     def validation_loss(self) -> ValidationScore | None:
@@ -246,22 +297,27 @@ class Trainer:
     # Checkpoints
 
     def save(self, is_milestone: bool = False) -> None:
+        began = time.monotonic()
         if self.group.is_first:
             n_average = self.config.train.average_last
             self.snapshots.save(self.model, self.optimiser, self.state, is_milestone=is_milestone, n_average=n_average)
             self.on_event(SavedEvent(step=self.state.step))
         self.group.wait()
+        if self.pace is not None:
+            self.pace.observe_save(time.monotonic() - began)
 
     def resume(self) -> None:
         """Loads the newest intact checkpoint, if there is one, and removes later ones, which are damaged."""
         state = self.snapshots.load_newest(self.model, self.optimiser, self.group.device, self.on_event)
         if state is not None:
             self.state = state
+            if self.pace is not None:
+                self.pace.resume(state.seconds)
             self.on_event(ResumedEvent(step=state.step))
         self.group.wait()
         if self.group.is_first:
             self.snapshots.remove_after(self.state.step)
-        if self.state.step and self.state.step not in self.state.losses and self.snapshots.has(self.state.step):
+        if state is not None and self.state.step not in self.state.losses and self.snapshots.has(self.state.step):
             self.validate()  # a milestone is saved before it is validated, so a kill in between loses no training
 
     def finish(self) -> FinalChoice:

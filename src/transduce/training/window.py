@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +21,7 @@ class Averages(NamedTuple):
     last_bad_step: int
     tokens_per_second: float
     seconds_per_step: float
+    n_steps: int
 
 
 class Window:
@@ -65,6 +65,7 @@ class Window:
             last_bad_step=int(last_bad_step),
             tokens_per_second=self.n_tokens / spent,
             seconds_per_step=spent / self.n_steps,
+            n_steps=self.n_steps,
         )
         self._begin()
         return averages
@@ -75,6 +76,8 @@ def memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated())
     try:
+        import resource  # POSIX only
+
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    except OSError:
+    except (OSError, ImportError):
         return 0

@@ -1,24 +1,26 @@
-"""What `transduce train` and `transduce runs` print."""
+"""What `transduce train` prints."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.markup import escape
 from rich.progress import TaskID
 from rich.table import Table
+from rich.text import Text
 
 from transduce.cli.show.progress import SECONDS_BETWEEN_LINES, bars_on
 from transduce.cli.show.tables import bytes_text, seconds_text
-from transduce.errors import ConfigError
+from transduce.extras import missing
 from transduce.training.journal import (
     BadStepEvent,
     DamagedEvent,
@@ -34,13 +36,14 @@ if TYPE_CHECKING:
     from transduce.data.prepare import Progress as ProgressCallback
     from transduce.training.journal import OnEvent
 
-LONGEST_BAR = 40
+LONGEST_BAR, CURVE_WIDTH = 40, 30
+BLOCKS = "▁▂▃▄▅▆▇█"
 SHOWN_IF_QUIET = (OutOfMemoryEvent, BadStepEvent, DamagedEvent)
 
 
 @contextmanager
 def show_training(out: Path, quiet: bool, tensorboard: bool) -> Iterator[tuple[OnEvent, ProgressCallback]]:
-    """Shows the progress of a run on stderr: a live line on a terminal, plain lines elsewhere."""
+    """Shows the progress of a run on stderr: a live display on a terminal, plain lines elsewhere."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     display = TrainingDisplay(console, out, quiet, tensorboard)
     with display.live:
@@ -49,13 +52,25 @@ def show_training(out: Path, quiet: bool, tensorboard: bool) -> Iterator[tuple[O
 
 
 class TrainingDisplay:
+    """On a terminal: a bar, the loss as a curve, the last validation and a translation of that time."""
+
     def __init__(self, console: Console, out: Path, quiet: bool, tensorboard: bool) -> None:
-        self.console, self.quiet = console, quiet
+        self.console, self.quiet, self.out = console, quiet, out
         self.is_live = console.is_terminal and not quiet
-        self.live = bars_on(console, disable=not self.is_live)
+        self.bars = bars_on(console)
+        self.live = Live(self, console=console, refresh_per_second=4) if self.is_live else nullcontext()
         self.task: TaskID | None = None
         self.stage, self.last_printed = "", 0.0
-        self.writer = _tensorboard_writer(out) if tensorboard else None
+        self.losses, self.measures, self.validation, self.sample = list[float](), "", "", ""
+        self.make_writer = _tensorboard_writer() if tensorboard else None
+        self.writer: Any = None
+
+    def __rich__(self) -> Group:
+        lines = []
+        if self.losses:
+            lines.append(f"loss {self.losses[-1]:.3f}  [cyan]{sparkline(self.losses, CURVE_WIDTH)}[/]  {self.measures}")
+        lines += [line for line in (self.validation, self.sample) if line]
+        return Group(self.bars, *(Text.from_markup(line, overflow="ellipsis") for line in lines))
 
     def show_stage(self, stage: str, done: int, total: int | None) -> None:
         """Shows a stage of preparing the data."""
@@ -65,45 +80,67 @@ class TrainingDisplay:
                 print(stage, file=sys.stderr, flush=True)
             self._next_bar(stage, total)
         if self.task is not None:
-            self.live.update(self.task, completed=done, total=total, count=f"{done:,}" if done else "")
+            self.bars.update(self.task, completed=done, total=total, count=f"{done:,}" if done else "")
 
     def show_event(self, event: Event) -> None:
-        if self.writer is not None:
+        if self.make_writer is not None:
+            self.writer = self.writer or self.make_writer(str(self.out / "tensorboard"))
             _to_tensorboard(self.writer, event)
         if self.quiet and not isinstance(event, SHOWN_IF_QUIET):
             return
         if isinstance(event, StepEvent):
             self._show_step(event)
         elif line := describe_event(event):
+            if isinstance(event, ValidationEvent):
+                self._keep_validation(event, line)
             self.console.print(escape(line))
 
     def _show_step(self, event: StepEvent) -> None:
-        line = (
-            f"loss {event.loss:.3f}  norm {event.gradient_norm:.2f}  rate {event.learning_rate:.1e}  "
-            f"{event.tokens_per_second:,.0f} tokens/s  {bytes_text(event.memory_bytes)}"
+        rate = (
+            f"norm {event.gradient_norm:.2f}  rate {event.learning_rate:.1e}  {event.tokens_per_second:,.0f} tokens/s"
         )
+        self.measures = f"{rate}  {bytes_text(event.memory_bytes)}"
         step = f"step {event.step:,} of {event.max_steps:,}"
         if self.is_live:
+            self.losses.append(event.loss)
             if self.stage != "training":
                 self.stage = "training"
                 self._next_bar("training", event.max_steps)
             if self.task is not None:
-                self.live.update(self.task, completed=event.step, description=line, count=step)
+                self.bars.update(self.task, completed=event.step, total=event.max_steps, count=step)
         elif time.monotonic() - self.last_printed > SECONDS_BETWEEN_LINES:
             self.last_printed = time.monotonic()
             time_left = seconds_text((event.max_steps - event.step) * event.seconds_per_step)
-            print(f"{step}  {line}  {time_left} left", file=sys.stderr, flush=True)
+            print(f"{step}  loss {event.loss:.3f}  {self.measures}  {time_left} left", file=sys.stderr, flush=True)
+
+    def _keep_validation(self, event: ValidationEvent, line: str) -> None:
+        self.validation = escape(line)
+        if event.translations is not None and event.translations.samples:
+            sample = event.translations.samples[0]
+            self.sample = escape(f"“{sample['source']}” → “{sample['translation']}”")
 
     def _next_bar(self, name: str, total: int | None) -> None:
         if not self.is_live:
             return
         if self.task is not None:
-            self.live.remove_task(self.task)
-        self.task = self.live.add_task(escape(name), total=total, count="")
+            self.bars.remove_task(self.task)
+        self.task = self.bars.add_task(escape(name), total=total, count="")
 
     def close(self) -> None:
         if self.writer is not None:
             self.writer.close()
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A curve of blocks. Many values are averaged in groups, so that the whole curve fits."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    n = min(width, len(finite))
+    groups = (finite[i * len(finite) // n : (i + 1) * len(finite) // n] for i in range(n))
+    means = [sum(group) / len(group) for group in groups]
+    low, high = min(means), max(means)
+    return "".join(BLOCKS[round((mean - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for mean in means)
 
 
 def describe_event(event: Event) -> str:
@@ -142,12 +179,13 @@ def _describe_forecast(event: ForecastEvent) -> str:
     )
 
 
-def _tensorboard_writer(out: Path) -> Any:
+def _tensorboard_writer() -> Callable[[str], Any]:
+    """The class that writes curves. It makes its folder, so it is called once the run has a folder."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ConfigError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
-    return SummaryWriter(str(out / "tensorboard"))
+        raise missing("--tensorboard", "tensorboard") from None
+    return SummaryWriter
 
 
 def _to_tensorboard(writer: Any, event: Event) -> None:
@@ -158,7 +196,7 @@ def _to_tensorboard(writer: Any, event: Event) -> None:
                 writer.add_scalar(f"{section}/{name}", value, event.step)
 
 
-# The end of a run, and several runs
+# The end of a run
 
 
 def show_result(console: Console, out: Path, result: Mapping[str, Any], events: Sequence[Event]) -> None:
@@ -192,31 +230,3 @@ def _validation_table(validations: Sequence[ValidationEvent]) -> Table:
         bleu = [f"{event.translations.bleu:.1f}" if event.translations else ""] if has_bleu else []
         table.add_row(f"{event.step:,}", *bleu, f"{event.perplexity:,.2f}", bar)
     return table
-
-
-def show_runs(console: Console, summaries: Sequence[Mapping[str, Any]]) -> None:
-    """`summaries`: results of `runs.summary_of`."""
-    table = Table("run", "state", "size", box=box.SIMPLE)
-    table.columns[0].overflow, table.columns[1].no_wrap = "fold", True
-    for name in ("parameters", "steps", "batch", "dropout", "seed", "perplexity", "accuracy", "BLEU", "time"):
-        table.add_column(name, justify="right")
-    for name in ("config", "data"):
-        table.add_column(name)
-    for summary in summaries:
-        table.add_row(
-            escape(summary["run"]),
-            summary["state"],
-            escape(summary["size"]),
-            f"{summary['parameters'] / 1e6:.1f} M",
-            f"{summary['steps']:,}",
-            f"{summary['batch_tokens']:,}",
-            f"{summary['dropout']:g}",
-            str(summary["seed"]),
-            "" if summary["perplexity"] is None else f"{summary['perplexity']:.2f}",
-            "" if summary["accuracy"] is None else f"{summary['accuracy']:.1%}",
-            "" if summary["bleu"] is None else f"{summary['bleu']:.1f}",
-            "" if summary["seconds"] is None else seconds_text(summary["seconds"]),
-            summary["config_hash"],
-            summary["data"],
-        )
-    console.print(table)
