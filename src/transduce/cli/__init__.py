@@ -20,6 +20,7 @@ from transduce.cli.evaluate import evaluate_command
 from transduce.cli.figures import figures_command
 from transduce.cli.inspect import inspect_command
 from transduce.cli.prepare import prepare_command
+from transduce.cli.report import report_command
 from transduce.cli.runs import runs_command
 from transduce.cli.serve import serve_command
 from transduce.cli.train import train_command
@@ -53,6 +54,7 @@ TRAIN, USE, INSPECT = "Train a translator", "Use a translator", "Look inside"
 app.command("prepare", cls=ThreeValues, rich_help_panel=TRAIN)(prepare_command)
 app.command("train", cls=ThreeValues, rich_help_panel=TRAIN)(train_command)
 app.command("runs", rich_help_panel=TRAIN)(runs_command)
+app.command("report", rich_help_panel=TRAIN)(report_command)
 app.command("translate", rich_help_panel=USE)(translate_command)
 app.command("evaluate", rich_help_panel=USE)(evaluate_command)
 app.command("serve", rich_help_panel=USE)(serve_command)
