@@ -43,7 +43,7 @@ def main() -> None:
 
 def take_inspector(translator: Translator, out: Path, scheme: Scheme) -> None:
     records = list(inspect(translator, [SENTENCE]))
-    with tempfile.TemporaryDirectory() as folder, browser_page(1410, 1.1, scheme) as tab:
+    with tempfile.TemporaryDirectory() as folder, browser_page(1500, 1.1, scheme) as tab:
         page = Path(folder) / "inspector.html"
         page.write_text(to_page(records, "tatoeba-de-en", "de-en"), encoding="utf-8")
         tab.goto(page.as_uri())
@@ -52,7 +52,7 @@ def take_inspector(translator: Translator, out: Path, scheme: Scheme) -> None:
 
 
 def take_server(translator: Translator, out: Path, scheme: Scheme) -> None:
-    with running_server(translator) as address, browser_page(1000, 1.4, scheme) as tab:
+    with running_server(translator) as address, browser_page(990, 1.4, scheme) as tab:
         tab.goto(address)
         tab.locator("#text").fill(SENTENCE)
         tab.locator("#output .word", has_text="broke").click()

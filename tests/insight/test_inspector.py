@@ -26,7 +26,10 @@ from transduce.insight import page
 from transduce.insight.attention import AttentionRecord, from_document, inspect, to_document
 from transduce.insight.heads import (
     KINDS,
+    MEANINGS,
+    PLACES,
     Head,
+    describe,
     is_punctuation,
     memory_places,
     self_places,
@@ -198,6 +201,7 @@ def hand_made() -> AttentionRecord:
 
 PIECES = ["▁Das", "▁Ha", "us", ",", "▁gut", "</s>"]
 MARKS = [False] * 5 + [True]
+PLACE_OF = {label: place for place, label in PLACES.items()}
 
 
 def tendency(weight_QM: Any) -> Head:
@@ -213,13 +217,52 @@ def test_words_punctuation_and_marks_are_distinguished() -> None:
 
 def test_the_label_of_a_head_names_what_it_attends_to() -> None:
     n = len(PIECES)
-    assert tendency(np.eye(n)).label == "the same word"
-    assert tendency(np.eye(n)[[1, 3, 3, 4, 5, 5]]).label == "the next word"
-    assert tendency(np.eye(n)[[0, 0, 0, 2, 3, 4]]).label == "the previous word"
-    assert tendency(np.eye(n)[[0] * n]).label == "the first token"
-    assert tendency(np.eye(n)[[5] * n]).label == "the end mark"
-    assert tendency(np.eye(n)[[3] * n]).label == "punctuation"
-    assert tendency(np.full((n, n), 1 / n)).label == "all tokens evenly"
+    for columns, label in (
+        (range(n), "same word"),
+        ([1, 3, 3, 4, 5, 5], "next word"),
+        ([0, 0, 0, 2, 3, 4], "previous word"),
+        ([0] * n, "first token"),
+        ([5] * n, "end mark"),
+        ([3] * n, "punctuation"),
+    ):
+        head = tendency(np.eye(n)[columns])
+        assert (head.label, head.number) == (label, f"{100 * head.shares[PLACE_OF[label]]:.0f}\u00a0%")
+        assert label in MEANINGS
+    even = tendency(np.full((n, n), 1 / n))
+    assert (even.label, even.number) == ("all evenly", "100\u00a0%")
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "uniform_share", "distance", "expected"),
+    [
+        ("encoder", 0.33, 0.2, 1.0, ("next word", "33\u00a0%")),
+        ("memory", 0.33, 0.2, 1.0, ("translated next", "33\u00a0%")),
+        ("encoder", 0.32, 0.2, 2.5, ("nearby words", "2.5 tokens")),
+        ("encoder", 0.32, 0.2, 2.6, ("mixed", "32\u00a0%")),
+        ("memory", 0.32, 0.2, 1.0, ("mixed", "32\u00a0%")),
+        ("memory", 0.4, 0.3, 1.0, ("mixed", "40\u00a0%")),
+        ("memory", 0.95, 0.9, 1.0, ("translated next", "95\u00a0%")),
+    ],
+)
+def test_a_label_has_the_number_that_gave_it(
+    kind: Any, share: float, uniform_share: float, distance: float, expected: tuple[str, str]
+) -> None:
+    assert (
+        describe(kind, {"next": share, "first": 0.1}, {"next": uniform_share, "first": 0.2}, distance, 0.5) == expected
+    )
+    assert expected[0] in MEANINGS
+
+
+def test_the_parts_of_a_head_count_each_token_once_and_the_place_of_the_label_first() -> None:
+    """All tokens attend to the comma: the next word of "Haus", the previous word of "gut", the same word as itself."""
+    n = len(PIECES)
+    head = tendency(np.eye(n)[[3] * n])
+    assert head.label == "punctuation"
+    assert sum(head.shares.values()) > 1
+    assert head.parts == head.shares | {"punctuation": 1, "same": 0, "previous": 0, "next": 0}
+    even = tendency(np.full((n, n), 1 / n))
+    assert sum(even.parts.values()) <= 1 + 1e-3 < sum(even.shares.values())
+    assert all(even.parts[place] <= share + 1e-4 for place, share in even.shares.items())
 
 
 def test_distance_entropy_and_shares_equal_those_computed_by_hand() -> None:
@@ -239,7 +282,7 @@ def test_rows_with_a_single_visible_position_do_not_count() -> None:
     """In the decoder, the first token can attend only to itself."""
     places = self_places(["<s>", "▁a", "▁b"], [True, False, False])
     (head,) = tendencies("decoder", np.eye(3)[[0, 0, 1]][None, None], visibility("decoder", 3, 3, None), places)
-    assert head.label == "the previous word"
+    assert head.label == "previous word"
     assert head.shares["same"] == pytest.approx(0, abs=1e-6)
     assert "next" not in head.shares, "the next word is not visible"
 
@@ -372,7 +415,7 @@ def test_without_matplotlib_the_message_names_the_package_to_install(
     hand_made: AttentionRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"pip install 'transduce\[figures\]'"):
+    with pytest.raises(ConfigError, match=r"needs the package matplotlib: .*pip install"):
         draw(hand_made, hand_made.heads[:1], tmp_path / "x.png", "png")
 
 
@@ -458,7 +501,7 @@ def test_the_command_writes_the_requested_files(tmp_path: Path) -> None:
 def test_without_a_file_the_command_prints_a_summary(tmp_path: Path) -> None:
     result = transduce("-q", stdin="Das ist gut.\n\nIch bin müde.\n", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
-    for text in ("That's good.", "I'm tired.", "word alignment: ", "the word just translated"):
+    for text in ("That's good.", "I'm tired.", "word alignment: ", "just translated"):
         assert text in result.stdout
 
 

@@ -20,7 +20,7 @@ from transduce.insight.page import to_page
 from transduce.translation.explain import Token
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 pytestmark = pytest.mark.slow
 
@@ -112,21 +112,140 @@ def test_the_heat_map_shows_the_weight_under_the_pointer(opened: Opened, records
     page = opened(records)
     weight_TS = records[0].weights["memory"][0, 0]
     page.locator('.head[data-at="memory 0 0"]').click()
+    page.locator(".heat").scroll_into_view_if_needed()
     box = page.locator(".heat").bounding_box()
     assert box is not None
-    n_rows, n_columns = weight_TS.shape
-    cell = 28
-    x, y = (
-        box["x"] + box["width"] - 2 - cell * (n_columns - 3 - 0.5),
-        box["y"] + box["height"] - 2 - cell * (n_rows - 5 - 0.5),
-    )
-    page.mouse.move(x, y)
-    assert (
-        f"this cell: {records[0].source[3].removeprefix('▁')} {100 * weight_TS[5, 3]:.1f}"
-        in page.locator(".status").inner_text()
-    )
-    page.mouse.click(x, y)
+    y = middle_of(page.locator(".lines .left .token").nth(5))
+    cells = list[tuple[str, float]]()
+    for x in range(int(box["x"]), int(box["x"] + box["width"]), 5):
+        page.mouse.move(x, y)
+        text = page.locator(".status").inner_text().partition("; this cell: ")[2]
+        name, _, weight = text.partition(" ")
+        if text and (name, share(weight)) not in cells[-1:]:
+            cells.append((name, share(weight)))
+    assert [name for name, _ in cells] == [*(piece.removeprefix("▁") for piece in records[0].source[:-1]), "end"]
+    np.testing.assert_allclose([weight for _, weight in cells], weight_TS[5], atol=1e-3)
+    page.mouse.click(box["x"] + box["width"] - 5, y)
     assert page.locator(".lines .left .token").nth(5).get_attribute("aria-pressed") == "true"
+
+
+def middle_of(element: Locator) -> float:
+    box = element.bounding_box()
+    assert box is not None
+    return box["y"] + box["height"] / 2
+
+
+def test_the_lines_fill_their_card_and_line_up_with_the_heat_map(
+    opened: Opened, records: list[AttentionRecord]
+) -> None:
+    page = opened(records)
+    for number in (0, 1):
+        page.get_by_label("Sentence").select_option(index=number)
+        for kind in KINDS:
+            page.locator(f'.head[data-at="{kind} 0 0"]').click()
+            lines, drawing = (page.locator(f".lines-card {name}").bounding_box() for name in (".lines", "canvas"))
+            assert lines is not None
+            assert drawing is not None
+            assert drawing["width"] > 0.5 * lines["width"]
+            tokens = page.locator(".lines .left .token").all()
+            pitch = middle_of(tokens[1]) - middle_of(tokens[0])
+            page.locator(".heat").scroll_into_view_if_needed()
+            box = page.locator(".heat").bounding_box()
+            assert box is not None
+            last_row = box["y"] + box["height"] - 2 - pitch / 2
+            assert abs(last_row - middle_of(tokens[-1]) - 1) <= 1, "a token is one pixel less than half a row high"
+            for i in (0, len(tokens) - 1):
+                for offset in (-0.35, 0.35):
+                    page.mouse.move(box["x"] + box["width"] - 5, middle_of(tokens[i]) + offset * pitch)
+                    assert page.locator(".lines .left .token.active").count() == 1
+                    assert "active" in (tokens[i].get_attribute("class") or "")
+
+
+def test_the_shares_of_a_head_add_up_to_100_percent(opened: Opened, records: list[AttentionRecord]) -> None:
+    page = opened(records)
+    page.locator(".measurements summary").click()
+    rows = page.locator(".measurements tbody tr").all()
+    assert len(rows) == len(records[0].heads)
+    for row, head in zip(rows, records[0].heads, strict=True):
+        texts = row.locator("td").all_text_contents()
+        assert texts[3:5] == [head.label, head.number]
+        assert sum(map(share, texts[7:])) == pytest.approx(1, abs=1e-9)
+    for head in records[0].heads[::5]:
+        page.locator(f'.head[data-at="{head.kind} {head.layer} {head.head}"]').click()
+        bars = page.locator(".shares > span > span:last-child").all_text_contents()
+        assert sum(map(share, bars)) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_labels_of_heads_fit_are_explained_and_have_a_number(
+    opened: Opened, records: list[AttentionRecord], width: int
+) -> None:
+    page = opened(records, viewport={"width": width, "height": 900})
+    for group in page.locator("details:not([open]).kind > summary, .meanings:not([open]) > summary").all()[::-1]:
+        group.click()
+    tiles = page.locator(".head").all()
+    assert len(tiles) == len(records[0].heads)
+    explained = page.locator(".meanings dt").all_text_contents()
+    assert "at least 1.5 times what equal attention" in page.locator(".meanings p").inner_text()
+    for tile, head in zip(tiles, records[0].heads, strict=True):
+        tile.scroll_into_view_if_needed()
+        label, number = tile.locator(".label"), tile.locator(".number")
+        assert (label.text_content(), number.text_content()) == (head.label, head.number)
+        for element in (label, number):
+            sizes = "e => [e.scrollWidth, e.clientWidth, e.scrollHeight, e.clientHeight]"
+            content_width, room_width, content_height, room_height = element.evaluate(sizes)
+            assert content_width <= room_width, head
+            assert content_height <= room_height, head
+        assert (tile.get_attribute("title") or "").startswith(f"{head.label}, {head.number}: ")
+        assert head.label in explained
+    memory = [head for head in records[0].heads if head.label == "translated next"]
+    assert len(memory) > 5
+    assert len({head.number for head in memory}) > 4, "heads with the same label have different numbers"
+    page.locator('.head[data-at="memory 2 0"]').click()
+    assert "the source words of the word that is about to be written" in page.locator(".summary").inner_text()
+
+
+def test_keys_are_shown_only_where_there_is_a_keyboard(opened: Opened, records: list[AttentionRecord]) -> None:
+    page = opened(records)
+    assert page.locator("kbd").first.is_visible()
+    assert "Point at" in page.locator(".status").inner_text()
+    page = opened(records, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    assert not page.locator("kbd").first.is_visible()
+    assert "Tap a token" in page.locator(".status").inner_text()
+
+
+def test_a_phone_has_links_to_all_sections_that_stay_on_screen(opened: Opened, records: list[AttentionRecord]) -> None:
+    page = opened(records, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    links = page.get_by_role("navigation", name="Sections").get_by_role("link")
+    assert links.all_inner_texts() == ["Text", "Head", "Lines", "Heat map", "All heads", "Words"]
+    assert page.evaluate("document.documentElement.scrollHeight") < 2600
+    assert not page.locator(".heat").is_visible()
+    for link in [*links.all(), links.nth(0)]:
+        link.tap()
+        section = page.locator(str(link.get_attribute("href")))
+        page.wait_for_function(
+            """(section) => {
+                const { top } = section.getBoundingClientRect(), page = document.documentElement;
+                const isLast = page.scrollTop + innerHeight >= page.scrollHeight - 2;
+                return top >= 44 && (top < 60 || (isLast && top < innerHeight));
+            }""",
+            arg=section.element_handle(),
+        )
+        box = page.get_by_role("navigation", name="Sections").bounding_box()
+        assert box is not None
+        assert 0 <= box["y"] <= 200
+    assert page.locator(".heat").is_visible(), "a link opens the section that it leads to"
+    page = opened(records)
+    assert not page.get_by_role("navigation", name="Sections").is_visible()
+
+
+def test_the_page_uses_one_font_family(opened: Opened, records: list[AttentionRecord]) -> None:
+    page = opened(records)
+    (family,) = page.evaluate(
+        "[...new Set([...document.querySelectorAll('main *')].map((each) => getComputedStyle(each).fontFamily))]"
+    )
+    assert family.startswith("-apple-system")
+    assert family.endswith(" sans-serif")
 
 
 def test_the_keyboard_selects_kinds_layers_heads_and_tokens(opened: Opened, records: list[AttentionRecord]) -> None:
@@ -178,7 +297,7 @@ def test_the_page_is_not_blank_and_has_no_accessibility_violations(
 
     page = opened(records, color_scheme=scheme)
     page.locator(".lines .left .token").nth(4).click()
-    page.locator("summary").click()
+    page.locator(".measurements summary").click()
     violations = Axe().run(page).response["violations"]
     assert [(violation["id"], [node["target"] for node in violation["nodes"]][:3]) for violation in violations] == []
     page.screenshot(path=tmp_path / "page.png")
@@ -205,12 +324,16 @@ def test_the_button_changes_the_theme(opened: Opened, records: list[AttentionRec
 
 @pytest.mark.parametrize("n_sentences", [1, 2])
 def test_a_phone_scrolls_only_vertically(opened: Opened, records: list[AttentionRecord], n_sentences: int) -> None:
+    wide_font = "document.documentElement.style.setProperty('--font', '\"DejaVu Sans\", Verdana, sans-serif')"
     long = list(inspect(Translator.load(device="cpu"), [LONG]))
     for shown in (records[:n_sentences], long[:n_sentences]):
         page = opened(shown, viewport={"width": 360, "height": 740}, has_touch=True)
+        page.evaluate(wide_font)
         page.locator(".lines .left .token").nth(4).tap()
-        page.locator("summary").tap()
-        page.locator("footer").scroll_into_view_if_needed()
+        for folded in page.locator("details:not([open]) > summary").all()[::-1]:
+            folded.tap()
+        assert page.locator("details:not([open])").count() == 0
+        page.locator(".words-card").scroll_into_view_if_needed()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         assert page.locator(".lines .left .token.active").count() == 1
 

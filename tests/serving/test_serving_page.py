@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import socket
 import threading
 from collections.abc import Iterator
+from html import escape
 from typing import Any
 
 import httpx
@@ -19,8 +21,9 @@ from transduce.insight.attention import from_document, inspect
 from transduce.insight.embed import embed
 from transduce.serving.guard import Access
 from transduce.serving.limits import Limits
-from transduce.serving.manual import manual
+from transduce.serving.manual import curl, manual, pretty
 from transduce.serving.page import FILES, POLICY
+from transduce.serving.schema import REFUSALS
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +92,8 @@ def test_the_pieces_of_a_prefix_are_not_divided_again(live: Live) -> None:
 
 def test_the_inspector_gets_the_record_of_the_same_translation(live: Live, translator: Translator) -> None:
     document = live.post("/inspect", SENTENCE, prefix="Yesterday").json()
-    assert document["names"].keys() == {"kinds", "places", "flags"}
+    assert document["names"].keys() == {"kinds", "places", "flags", "rule", "meanings"}
+    assert {head["label"] for head in document["records"][0]["heads"]} <= document["names"]["meanings"].keys()
     assert document["direction"] == "de-en"
     (record,), (expected,) = from_document(document), inspect(translator, [SENTENCE], prefix="Yesterday")
     assert (
@@ -241,13 +245,70 @@ def test_the_manual_describes_every_route_and_field(live: Live) -> None:
     response = httpx.get(f"{live.url}/docs")
     assert response.headers["content-type"].startswith("text/html")
     assert "script-src 'self'" in response.headers["content-security-policy"]
+    descriptions = []
     for path, methods in httpx.get(f"{live.url}/openapi.json").json()["paths"].items():
         for method, route in methods.items():
             assert f"<code>{method.upper()} {path}</code>" in response.text
+            assert f'<pre class="command">curl -s {live.url}{path}' in response.text
+            descriptions += [route["description"], route["responses"]["200"]["description"]]
+            assert all(f"<p>{escape(text)}</p>" in response.text for text in descriptions[-2:])
             content = route.get("requestBody", {"content": {"": {"schema": {"properties": {}}}}})["content"]
             for field in next(iter(content.values()))["schema"]["properties"]:
                 assert f"<dt><code>{field}</code></dt>" in response.text
-    assert manual({"paths": {"/<script>": {"get": {"summary": "<b>", "responses": {}}}}}).count("<script>") == 0
+    assert len(set(descriptions)) == len(descriptions), "a description is repeated"
+    for reason in REFUSALS.values():
+        assert response.text.count(reason) == 1
+    hostile = {"paths": {"/<script>": {"get": {"description": "<script>", "responses": {}}}}}
+    assert manual(hostile, "http://localhost:1<script>").count("<script>") == 0
+
+
+def check_example(example: Any, value: Any) -> None:
+    """Check that a response has the values of the example. "…" stands for any values, and fields may be omitted."""
+    if isinstance(example, dict):
+        for name, one in example.items():
+            check_example(one, value[name])
+    elif isinstance(example, list):
+        values = [*value[: len(example) - 1], "…"] if example[-1:] == ["…"] else value
+        for one, other in zip(example, values, strict=True):
+            check_example(one, other)
+    elif isinstance(example, float):
+        assert value == pytest.approx(example, rel=1e-3, abs=1e-4)
+    elif example != "…":
+        assert value == example
+
+
+def test_the_examples_of_the_manual_are_responses_of_the_server(live: Live) -> None:
+    paths = httpx.get(f"{live.url}/openapi.json").json()["paths"]
+    for path, methods in paths.items():
+        for method, route in methods.items():
+            schemas = [content["schema"] for content in route["responses"]["200"]["content"].values()]
+            if method == "get":
+                response = httpx.get(f"{live.url}{path}")
+            else:
+                body = route["requestBody"]["content"]["application/json"]["schema"]["example"]
+                response = httpx.post(f"{live.url}{path}", json=body)
+            assert response.status_code == 200
+            if path == "/metrics":
+                assert response.headers["content-type"].startswith("text/plain")
+                continue
+            example = schemas[0]["example"]
+            assert json.loads(pretty(example)) == example
+            if path == "/health":  # the engine depends on the machine
+                assert [engine.keys() for engine in example["engines"]] == [response.json()["engines"][0].keys()]
+                example = {"status": example["status"]}
+            check_example(example, response.json())
+
+
+def test_an_address_that_is_not_a_word_of_a_shell_is_quoted() -> None:
+    assert curl("http://a/limits", None) == "curl -s http://a/limits"
+    command = curl("http://a:$(b)/translate", {"q": "Tom's <b>"})
+    assert shlex.split(command)[2:] == [
+        "http://a:$(b)/translate",
+        "-H",
+        "content-type: application/json",
+        "-d",
+        '{"q": "Tom\'s <b>"}',
+    ]
 
 
 def test_texts_are_not_logged(live: Live) -> None:
@@ -285,12 +346,17 @@ def test_the_page_has_no_inline_script_or_style_and_makes_no_third_party_request
     assert "style=" not in html
     assert re.search(r"\son\w+=", html) is None
     assert html.count("<script") == html.count('.js" defer></script>') == 4
+    docs = httpx.get(f"{live.url}/docs").text
+    assert docs.count("<script") == docs.count('.js" defer></script>') == 1
+    assert "<style" not in docs
+    assert re.search(r"\sstyle=|\son\w+=", docs) is None
     for path in FILES:
         text = httpx.get(f"{live.url}{path}").text.replace("http://www.w3.org/2000/svg", "")
         assert "http" + "://" not in text
         assert "https://" not in text
         assert "innerHTML" not in text
         assert "eval(" not in text
+        assert "import " not in text or not path.endswith(".js")
 
 
 @pytest.mark.parametrize(

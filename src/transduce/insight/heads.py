@@ -24,25 +24,54 @@ KINDS: dict[Kind, str] = {
 
 Place = Literal["same", "previous", "next", "first", "last", "punctuation"]
 PLACES: dict[Place, str] = {
-    "same": "the same word",
-    "previous": "the previous word",
-    "next": "the next word",
-    "first": "the first token",
-    "last": "the end mark",
+    "same": "same word",
+    "previous": "previous word",
+    "next": "next word",
+    "first": "first token",
+    "last": "end mark",
     "punctuation": "punctuation",
 }
-MEMORY_PLACES = PLACES | {
-    "same": "the word just translated",
-    "previous": "the word translated before that",
-    "next": "the next word to translate",
-}
+MEMORY_PLACES = PLACES | {"same": "just translated", "previous": "translated before", "next": "translated next"}
 """Memory attention looks at source words. These names say which target word they are aligned with."""
+EVENLY, NEARBY, MIXED = "all evenly", "nearby words", "mixed"
+"""The labels of heads that attend to no single place."""
 
 MIN_SHARE, MIN_LIFT = 0.33, 1.5
 """A place names a head if it gets at least this share of attention and at least this multiple of the uniform share."""
+NEARLY_ALL = 0.9
+"""Above this share, a place names a head even if uniform attention would give it a similar share."""
 MIN_EVENNESS = 0.85
 """Attention with at least this fraction of the maximal entropy counts as even."""
 MAX_NEARBY_DISTANCE = 2.5
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}\N{NO-BREAK SPACE}%"
+
+
+RULE = (
+    "A label says what a head mostly attends to in this sentence. For each of these places, its share of the attention "
+    "is averaged over all attending tokens. The place with the largest average gives the label, if the average is at "
+    f"least {_percent(MIN_SHARE)} and at least {MIN_LIFT:g} times what equal attention to all tokens would give (or "
+    f"above {_percent(NEARLY_ALL)}). The number next to the label is this average."
+)
+MEANINGS: dict[str, str] = {
+    PLACES["same"]: "the attending token itself, and the other tokens of its word",
+    PLACES["previous"]: "the tokens of the word before it",
+    PLACES["next"]: "the tokens of the word after it",
+    MEMORY_PLACES["same"]: "the source words of the word that was written last (memory attention)",
+    MEMORY_PLACES["previous"]: "the source words of the word that was written before that (memory attention)",
+    MEMORY_PLACES["next"]: "the source words of the word that is about to be written (memory attention)",
+    PLACES["first"]: "the first token; in decoder self-attention, the start mark",
+    PLACES["last"]: "the mark after the last source token",
+    PLACES["punctuation"]: "commas, full stops and similar tokens",
+    EVENLY: "no such place; the attention is spread almost equally over all tokens. The number is the mean "
+    f"entropy as a share of the largest possible entropy: at least {_percent(MIN_EVENNESS)}",
+    NEARBY: "no such place, but tokens near the attending one (self-attention). The number is the mean distance: at "
+    f"most {MAX_NEARBY_DISTANCE:g} tokens",
+    MIXED: "none of these. The number is the largest average of a place",
+}
+"""What each label means. The page shows `RULE` and these."""
 
 
 class Head(NamedTuple):
@@ -56,7 +85,13 @@ class Head(NamedTuple):
     evenness: float
     """Entropy as a fraction of its maximum: 0 for a single position, 1 for uniform attention."""
     shares: dict[Place, float]
+    """A token can be at several places, such as the next word and punctuation, so the sum can be above 1."""
     label: str
+    number: str
+    """The measurement that gave the head its label."""
+    parts: dict[Place, float]
+    """The shares with each token counted once: at the place of the label, or else at its place with the largest share.
+    The sum is at most 1."""
 
 
 def visibility(kind: Kind, n_queries: int, n_attended: int, window: int | None) -> Array:
@@ -90,8 +125,12 @@ def tendencies(kind: Kind, weight_LHQM: Array, visible_QM: Array, places: Mappin
             shares = {place: _mean_share(weight_NM, at_QM[has_choice_Q]) for place, at_QM in places.items()}
             distance = float((weight_NM * distance_NM).sum(1).mean())
             evenness = float((entropy_N / max_entropy_N).mean())
-            label = describe(kind, shares, uniform_shares, distance, evenness)
-            heads.append(Head(kind, layer, head, distance, float(entropy_N.mean()), evenness, shares, label))
+            label, number = describe(kind, shares, uniform_shares, distance, evenness)
+            names = names_of_places(kind)
+            order = sorted(shares, key=lambda place: (names[place] != label, -shares[place]))
+            parts = _count_once(weight_NM, {place: places[place][has_choice_Q] for place in order})
+            summary = (distance, float(entropy_N.mean()), evenness, shares, label, number, parts)
+            heads.append(Head(kind, layer, head, *summary))
     return heads
 
 
@@ -99,20 +138,36 @@ def _mean_share(weight_NM: Array, at_NM: Array) -> float:
     return float((weight_NM * at_NM).sum(1).mean())
 
 
+def _count_once(weight_NM: Array, places: Mapping[Place, Array]) -> dict[Place, float]:
+    """The share of each place, without the tokens of the places before it."""
+    parts, uncounted_NM = dict[Place, float](), np.ones_like(weight_NM, dtype=bool)
+    for place, at_NM in places.items():
+        parts[place] = round(_mean_share(weight_NM, at_NM & uncounted_NM), 4)
+        uncounted_NM &= ~at_NM
+    return parts
+
+
+def names_of_places(kind: Kind) -> dict[Place, str]:
+    return MEMORY_PLACES if kind == "memory" else PLACES
+
+
 def describe(
     kind: Kind, shares: Mapping[Place, float], uniform_shares: Mapping[Place, float], distance: float, evenness: float
-) -> str:
-    names = MEMORY_PLACES if kind == "memory" else PLACES
+) -> tuple[str, str]:
+    """Returns the label of a head, and the number that gave it this label."""
     clear = [
         place
         for place, share in shares.items()
-        if share >= MIN_SHARE and (share >= MIN_LIFT * uniform_shares[place] or share > 0.9)
+        if share >= MIN_SHARE and (share >= MIN_LIFT * uniform_shares[place] or share > NEARLY_ALL)
     ]
     if clear:
-        return names[max(clear, key=lambda place: shares[place])]
+        place = max(clear, key=lambda place: shares[place])
+        return names_of_places(kind)[place], _percent(shares[place])
     if evenness >= MIN_EVENNESS:
-        return "all tokens evenly"
-    return "nearby words" if kind != "memory" and distance <= MAX_NEARBY_DISTANCE else "no clear pattern"
+        return EVENLY, _percent(evenness)
+    if kind != "memory" and distance <= MAX_NEARBY_DISTANCE:
+        return NEARBY, f"{distance:.1f} tokens"
+    return MIXED, _percent(max(shares.values()))
 
 
 def self_places(pieces: Sequence[str], is_mark: Sequence[bool]) -> dict[Place, Array]:

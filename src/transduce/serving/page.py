@@ -16,6 +16,7 @@ FILES = {
     "/translate.js": ("translate.js", JS),
     "/api.js": ("api.js", JS),
     "/words.js": ("words.js", JS),
+    "/manual.js": ("manual.js", JS),
     "/style.css": ("style.css", CSS),
     "/inspector.js": ("inspector.js", JS),
     "/icon.svg": ("icon.svg", "image/svg+xml"),

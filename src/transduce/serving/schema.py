@@ -1,13 +1,42 @@
-"""The OpenAPI schemas of requests and responses."""
+"""The OpenAPI schemas of requests and responses, and the descriptions and examples that the manual shows.
+
+The examples of responses are those of the bundled model; "…" stands for a part that is omitted.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from transduce.insight.embed import POOLS
+from transduce.serving.limits import Limits
 
 TEXT = {"type": "string"}
-ERROR = {"type": "object", "required": ["error"], "properties": {"error": TEXT}}
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": TEXT},
+    "example": {"error": "there is no model from this source to this target, only de to en"},
+}
+DESCRIPTIONS = {
+    "/translate": "Translates a text or a list of texts. Each line is translated alone, and line breaks are kept. The "
+    "request and the response are those of LibreTranslate.",
+    "/languages": "Returns the languages of this server, and for each source language the languages that it can be "
+    "translated to.",
+    "/explain": "Translates a line or a list of lines, and returns details: the probability of each token, the most "
+    "probable other tokens at its place, and the source words that each word corresponds to. With prefix, the "
+    "translation begins with a given text.",
+    "/inspect": "Translates one line and returns the attention weights of every layer and head. The response grows "
+    "with the square of the number of tokens.",
+    "/embed": "Turns a text or a list of texts into vectors, which can be compared to find similar texts. A vector is "
+    "the output of the encoder, combined over the tokens of a text.",
+    "/limits": "Returns the limits of a request, such as the number of characters.",
+    "/health": "Returns whether the process is running, and the engine of each direction. It needs no token and is not "
+    "counted by the rate limit.",
+    "/ready": "Returns whether the models are loaded and warmed up. Until then the status is 503. It needs no token "
+    "and is not counted by the rate limit.",
+    "/metrics": "Returns measurements of this server in the text format of Prometheus: requests, times and queues.",
+}
+"""What each route does, by path."""
 REFUSALS = {
     400: "The request is invalid.",
     401: "A token is required.",
@@ -38,7 +67,7 @@ REQUEST: dict[str, Any] = {
         "q": {**one_or_list(TEXT), "description": "One text of any number of lines, or a list of texts."},
         "source": {**TEXT, "description": "A language of /languages, or auto if only one is possible."},
         "target": {**TEXT, "description": "A language of /languages."},
-        "format": {"type": "string", "enum": ["text"], "default": "text"},
+        "format": {**TEXT, "enum": ["text"], "default": "text", "description": "Only plain text is supported."},
         "alternatives": {
             "type": "integer",
             "minimum": 0,
@@ -48,6 +77,7 @@ REQUEST: dict[str, Any] = {
         "beam": {"type": "integer", "minimum": 1, "description": "The beam size. LibreTranslate does not have it."},
         "api_key": {**TEXT, "description": "The token, unless it is sent as Authorization: Bearer."},
     },
+    "example": {"q": "Das ist gut.", "source": "de", "target": "en"},
 }
 PREFIX = {
     **one_or_list(TEXT),
@@ -85,18 +115,41 @@ TRANSLATION = {
             "description": "Only if source is auto: the only possible language. Nothing is detected.",
         },
     },
+    "description": "The translation. If q is a list, translatedText is a list too.",
+    "example": {"translatedText": "That's good."},
 }
 LANGUAGES = {
     "type": "array",
+    "description": "The languages, with a code, a name and the targets of each.",
+    "example": [{"code": "de", "name": "German", "targets": ["en"]}, {"code": "en", "name": "English", "targets": []}],
     "items": {
         "type": "object",
         "required": ["code", "name", "targets"],
         "properties": {"code": TEXT, "name": TEXT, "targets": {"type": "array", "items": TEXT}},
     },
 }
-STATUS = {"type": "object", "properties": {"status": TEXT}}
+STATUS = {
+    "type": "object",
+    "properties": {"status": TEXT},
+    "description": "The models are ready.",
+    "example": {"status": "ready"},
+}
 HEALTH = {
     "type": "object",
+    "description": "The process is running.",
+    "example": {
+        "status": "ok",
+        "engines": [
+            {
+                "source": "de",
+                "target": "en",
+                "engine": "native",
+                "precision": "float32",
+                "is_fallback": False,
+                "reason": "the fastest for this model on this machine",
+            }
+        ],
+    },
     "required": ["status", "engines"],
     "properties": {
         "status": TEXT,
@@ -162,26 +215,71 @@ EXPLAINED_LINE = {
         },
     },
 }
+EXPLAINED_LINES = {
+    "type": "object",
+    "required": ["lines"],
+    "properties": {"lines": {"type": "array", "items": EXPLAINED_LINE}},
+}
 EXPLANATION = {
-    "oneOf": [EXPLAINED_LINE, {"type": "object", "properties": {"lines": {"type": "array", "items": EXPLAINED_LINE}}}],
-    "description": "If q is a list: an object with lines.",
+    "oneOf": [EXPLAINED_LINE, EXPLAINED_LINES],
+    "description": "The details of the translation. If q is a list: an object with one entry in lines for each text.",
+    "example": {
+        "translatedText": "That's good.",
+        "log_prob": -1.01802,
+        "alternatives": [],
+        "flags": {},
+        "tokens": [
+            {
+                "piece": "▁That",
+                "probability": 0.540837,
+                "word": 0,
+                "runners_up": [["▁This", 0.261177], ["▁It", 0.136732], ["▁I", 0.00128587]],
+            },
+            "…",
+        ],
+        "n_first": 6,
+        "alignment": [[0, 0], [2, 1]],
+    },
 }
 ATTENTION_RECORDS = {
     "type": "object",
-    "description": "The document that transduce inspect --json writes, with the names that a page shows.",
+    "description": "The document that transduce inspect --json writes, with the texts that the page shows. The weights "
+    "of each layer are numbers of 16 bits, encoded as base64; shape gives layers, heads, rows and columns.",
+    "example": {
+        "format": "transduce attention",
+        "format_version": 1,
+        "direction": "de-en",
+        "records": [
+            {
+                "text": "Das ist gut.",
+                "translation": "That's good.",
+                "source": ["▁Das", "▁ist", "▁gut", ".", "</s>"],
+                "target": ["<s>", "▁That", "'", "s", "▁good", "."],
+                "weights": {"memory": {"shape": [3, 4, 6, 5], "layers": ["…", "…", "…"]}},
+            }
+        ],
+    },
 }
 VECTORS = {
     "type": "object",
     "properties": {"vectors": {"type": ["array", "null"], "description": "null for a blank text"}, "pool": TEXT},
+    "description": "The vector. If q is a list: one vector for each text, null for a blank one.",
+    "example": {"vectors": [-0.0501022, 0.120306, 0.0841175, "…"], "pool": "mean"},
 }
-LIMITS = {"type": "object", "additionalProperties": {"type": "number"}}
+LIMITS = {
+    "type": "object",
+    "additionalProperties": {"type": "number"},
+    "description": "The limits by name.",
+    "example": {"characters": Limits.characters, "texts": Limits.texts, "beam": Limits.beam},
+}
 
 
 def describe_responses(
     schema: dict[str, Any], *codes: int, content_type: str = "application/json"
 ) -> dict[int | str, dict[str, Any]]:
+    description = schema.get("description", "The response is text.")
     responses: dict[int | str, dict[str, Any]] = {
-        200: {"description": "Success.", "content": {content_type: {"schema": schema}}}
+        200: {"description": description, "content": {content_type: {"schema": schema}}}
     }
     for code in codes:
         responses[code] = {"description": REFUSALS[code], "content": {"application/json": {"schema": ERROR}}}

@@ -1,4 +1,5 @@
-// The attention inspector: Inspector.mount(element, data) shows the records of insight/attention.py.
+// The attention inspector: Inspector.mount(element, data) shows the records of insight/attention.py. With
+// {isEmbedded: true} it omits the sentence, its translation and their probabilities, which the page around it shows.
 // One script without imports, because browsers do not load modules for a page opened from disk. Text from a record is
 // only ever set as text, and styles only through CSSOM, because of the strict content-security policy.
 "use strict";
@@ -11,17 +12,32 @@ window.Inspector = (() => {
     decoder: "Each token of the translation attends to itself and to the tokens before it.",
     memory: "Each token of the translation attends to the source tokens to predict the next token.",
   };
-  const ABOUT_PROBABILITIES =
-    "The probability of each token. Point at a token to see its alternatives; click it to see its attention.";
+  const CAN_HOVER = matchMedia("(hover: hover)").matches;
+  const ABOUT_PROBABILITIES = "The probability of each token. " + (CAN_HOVER
+    ? "Point at a token to see its alternatives; click it to see its attention."
+    : "Tap a token to see its alternatives and its attention.");
+  const HOW_TO_SELECT = CAN_HOVER
+    ? "Point at a token or a cell to see its weights; click to select it."
+    : "Tap a token or a cell to see its weights.";
   const ABOUT_SHARES =
-    "Shares of attention, averaged over the tokens of this sentence. For memory attention, the same, the previous " +
-    "and the next word are the source words aligned with the word just translated, the one before it and the next one.";
+    "The last columns are shares of attention, averaged over the tokens of this sentence. Each token is counted at " +
+    "one place only, so a row adds up to 100\u00a0%. For memory attention, the same, the previous and the next word " +
+    "are the source words of the word just translated, of the one before it and of the next one.";
+  const NARROW = "(max-width: 52rem)"; // as in the style sheet: cards are below each other
+  const SECTIONS = {
+    text: "Text", head: "Head", lines: "Lines", map: "Heat map", heads: "All heads", words: "Words",
+  };
+  const FOLDED_IF_NARROW = ["map", "words", "meanings"];
   const TITLES = { source: "source", target: "translation" };
   const UNSURE = 0.5; // probability below which a token is marked
   const MANY_TOKENS = 60; // above this number, rows are lower and fewer lines are drawn
   const MIN_LINE_WEIGHT = 0.03; // without a selection, lines of smaller weights are not drawn
   const MAX_CANVAS_SIZE = 16000; // pixels: browsers do not draw larger canvases
-  const MIN_CELL = 1.25, MAX_CELL = 28, MIN_LABELLED_CELL = 11; // pixels
+  const MIN_CELL = 1.25, MAX_CELL = 28, MAX_CELL_WIDTH = 44, MIN_LABELLED_CELL = 11; // pixels
+  const MIN_CAPTION = 24; // pixels
+
+  // The height of a row of the lines, in pixels.
+  const rowHeight = (n) => (n > MANY_TOKENS ? 20 : n > 30 ? 24 : 28);
 
   function make(tag, attributes = {}, ...children) {
     const element = document.createElement(tag);
@@ -40,6 +56,21 @@ window.Inspector = (() => {
   }
 
   const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
+
+  // Shares of one whole as texts that never add up to more than 100 %, and to 100 % if the shares are the whole: what
+  // rounding raised most is lowered, and the reverse.
+  function percents(shares) {
+    const sum = (numbers) => numbers.reduce((total, n) => total + n, 0);
+    const thousandths = shares.map((share) => Math.round(1000 * share)), excess = sum(thousandths) - 1000;
+    const isWhole = sum(shares) > 0.9995, step = excess > 0 ? -1 : isWhole ? 1 : 0;
+    const rise = (i) => step * (1000 * shares[i] - thousandths[i]);
+    const byRise = [...shares.keys()].sort((i, j) => rise(j) - rise(i));
+    for (const i of byRise.slice(0, Math.abs(excess))) thousandths[i] += step;
+    return thousandths.map((n) => percent(n / 1000));
+  }
+
+  // The words of a line, separated by spaces and tabs as in Python.
+  const wordsOf = (text) => text.match(/[^ \t]+/g) ?? [];
 
   // The value of each float16 bit pattern from 0 to 1, the range of weights.
   const FLOAT16_VALUES = Float32Array.from({ length: 0x3c01 }, (_, bits) => {
@@ -131,12 +162,12 @@ window.Inspector = (() => {
   }
 
   // Two columns of tokens or words with lines between them. With `allowHorizontal`, two rows if both fit into one line.
-  // `matrix.at(l, r)`: the strength of each line.
+  // `matrix.at(l, r)`: the strength of each line. `captions`: of the columns, if any.
   class Columns {
-    constructor(left, right, { label, onhover, onselect, allowHorizontal = false }) {
+    constructor(left, right, { label, captions = [], onhover, onselect, allowHorizontal = false }) {
       this.sides = [left, right];
       this.allowHorizontal = allowHorizontal;
-      this.row = Math.max(left.length, right.length) > MANY_TOKENS ? 20 : 28;
+      this.row = rowHeight(Math.max(left.length, right.length));
       this.canvas = make("canvas", { "aria-hidden": "true" });
       this.buttons = [left, right].map((items) => items.map((item) =>
         make("button", { type: "button", class: "token", tabindex: "-1", "aria-pressed": "false" },
@@ -145,7 +176,9 @@ window.Inspector = (() => {
         class: side ? "right" : "left",
         "aria-label": `${label[side]}`,
       }, ...buttons.map((button) => make("li", {}, button))));
-      this.root = make("div", { class: this.row < 28 ? "columns small" : "columns" }, lists[0], this.canvas, lists[1]);
+      this.root = make("div", { class: this.row < 28 ? "columns small" : "columns" },
+        ...captions.map((text, side) => make("span", { class: `caption ${side ? "right" : "left"}`, text })),
+        lists[0], this.canvas, lists[1]);
       this.root.style.setProperty("--row", `${this.row}px`);
       lists.forEach((list, side) => {
         const indexOf = (event) => this.buttons[side].indexOf(event.target.closest("button"));
@@ -236,8 +269,8 @@ window.Inspector = (() => {
       this.root = scrollable("Heat map", this.canvas);
       const cell = (event) => {
         const box = this.canvas.getBoundingClientRect();
-        const column = Math.floor((event.clientX - box.left - this.left) / this.cell);
-        const row = Math.floor((event.clientY - box.top - this.top) / this.cell);
+        const column = Math.floor((event.clientX - box.left - this.left) / this.width);
+        const row = Math.floor((event.clientY - box.top - this.top) / this.height);
         const isInside = row >= 0 && column >= 0 && row < this.nRows && column < this.nColumns;
         return isInside ? { side: 0, index: row, other: column } : null;
       };
@@ -246,33 +279,39 @@ window.Inspector = (() => {
       this.canvas.addEventListener("click", (event) => cell(event) && onselect({ side: 0, index: cell(event).index }));
     }
 
-    paint(picture, rows, columns, active, palette) {
+    // `height`: of a row, if rows must line up with those of the lines; otherwise null, and cells are squares.
+    paint(picture, rows, columns, active, palette, height) {
       const room = this.root.clientWidth, probe = this.canvas.getContext("2d");
+      if (!room) return; // folded
       this.nRows = rows.length;
       this.nColumns = columns.length;
-      const font = "12px system-ui, 'Segoe UI', 'Liberation Sans', sans-serif";
+      const font = `12px ${getComputedStyle(this.root).fontFamily}`;
       probe.font = font;
       const widest = (items) => Math.min(100, 16 + Math.max(...items.map((item) => probe.measureText(item.text).width)));
+      const maxWidth = height ? MAX_CELL_WIDTH : MAX_CELL;
+      const fit = (left) => Math.max(MIN_CELL, Math.min(maxWidth, (room - left - 2) / this.nColumns));
       this.left = widest(rows);
-      this.cell = Math.max(MIN_CELL, Math.min(MAX_CELL, Math.floor((room - this.left - 2) / this.nColumns)));
-      const isLabelled = this.cell >= MIN_LABELLED_CELL;
-      if (!isLabelled) {
-        this.left = 0;
-        this.cell = Math.max(MIN_CELL, Math.min(MAX_CELL, (room - 2) / this.nColumns));
-      }
-      this.top = isLabelled ? widest(columns) : 0;
-      const width = this.left + this.cell * this.nColumns + 2, height = this.top + this.cell * this.nRows + 2;
-      this.canvas.style.width = `${width}px`;
-      this.canvas.style.height = `${height}px`;
-      const context = resizeCanvas(this.canvas, width, height), gap = this.cell > 8 ? 1 : 0;
-      context.clearRect(0, 0, width, height);
+      this.width = Math.floor(fit(this.left));
+      const hasColumnLabels = this.width >= MIN_LABELLED_CELL, hasRowLabels = hasColumnLabels || height !== null;
+      if (!hasRowLabels) this.left = 0;
+      if (!hasColumnLabels) this.width = fit(this.left);
+      this.height = height ?? this.width;
+      this.top = hasColumnLabels ? widest(columns) : 0;
+      const w = this.width * this.nColumns, h = this.height * this.nRows;
+      const canvasWidth = this.left + w + 2, canvasHeight = this.top + h + 2;
+      this.canvas.style.width = `${canvasWidth}px`;
+      this.canvas.style.height = `${canvasHeight}px`;
+      const context = resizeCanvas(this.canvas, canvasWidth, canvasHeight);
+      context.clearRect(0, 0, canvasWidth, canvasHeight);
       context.imageSmoothingEnabled = false;
-      context.drawImage(picture, this.left, this.top, this.cell * this.nColumns, this.cell * this.nRows);
-      if (gap) {
-        for (let i = 1; i < this.nColumns; i++) context.clearRect(this.left + i * this.cell - 1, this.top, 1, height);
-        for (let i = 1; i < this.nRows; i++) context.clearRect(this.left, this.top + i * this.cell - 1, width, 1);
+      context.drawImage(picture, this.left, this.top, w, h);
+      if (this.width > 8) {
+        for (let i = 1; i < this.nColumns; i++) context.clearRect(this.left + i * this.width - 1, this.top, 1, h);
       }
-      if (isLabelled) this.labels(context, rows, columns, active, palette, font);
+      if (this.height > 8) {
+        for (let i = 1; i < this.nRows; i++) context.clearRect(this.left, this.top + i * this.height - 1, w, 1);
+      }
+      this.labels(context, hasRowLabels ? rows : [], hasColumnLabels ? columns : [], active, palette, font);
       this.outline(context, active, palette);
     }
 
@@ -288,14 +327,14 @@ window.Inspector = (() => {
       rows.forEach((item, i) => {
         context.save();
         context.textAlign = "right";
-        context.translate(this.left - 6, this.top + (i + 0.5) * this.cell);
+        context.translate(this.left - 6, this.top + (i + 0.5) * this.height);
         draw(item, active?.side === 0 && active.index === i, this.left - 8);
         context.restore();
       });
       columns.forEach((item, i) => {
         context.save();
         context.textAlign = "left";
-        context.translate(this.left + (i + 0.5) * this.cell, this.top - 6);
+        context.translate(this.left + (i + 0.5) * this.width, this.top - 6);
         context.rotate(-Math.PI / 2);
         draw(item, active?.other === i || (active?.side === 1 && active.index === i), this.top - 8);
         context.restore();
@@ -308,19 +347,28 @@ window.Inspector = (() => {
       context.strokeStyle = css(palette.warm);
       context.lineWidth = 1.5;
       const row = active.side === 0 ? active.index : null, column = active.side === 1 ? active.index : active.other;
-      const [w, h] = [this.cell * this.nColumns, this.cell * this.nRows], margin = this.cell < 6 ? 2 : 0.5;
-      const thickness = this.cell + 2 * margin - 1;
-      if (row !== null) context.strokeRect(this.left, this.top + row * this.cell - margin, w, thickness);
-      if (column !== undefined) context.strokeRect(this.left + column * this.cell - margin, this.top, thickness, h);
+      const [w, h] = [this.width * this.nColumns, this.height * this.nRows], margin = this.width < 6 ? 2 : 0.5;
+      const thicker = 2 * margin - 1;
+      if (row !== null) context.strokeRect(this.left, this.top + row * this.height - margin, w, this.height + thicker);
+      if (column !== undefined) {
+        context.strokeRect(this.left + column * this.width - margin, this.top, this.width + thicker, h);
+      }
     }
   }
 
   // The whole page, with the selected record, kind, layer, head and token as its state.
   class View {
-    constructor(root, data) {
+    static nViews = 0;
+
+    constructor(root, data, { isEmbedded = false } = {}) {
       this.root = root;
       this.data = data;
+      this.isEmbedded = isEmbedded;
+      this.number = ++View.nViews;
       this.names = data.names;
+      const isNarrow = matchMedia(NARROW).matches;
+      this.isOpen = (name) => !(isNarrow && FOLDED_IF_NARROW.includes(name));
+      this.isKindOpen = (kind) => !isNarrow || kind === this.state.kind;
       this.state = { record: 0, kind: "memory", layer: 0, head: 0, selected: null, hover: null };
       this.listening = new AbortController();
       const signal = this.listening.signal;
@@ -335,6 +383,7 @@ window.Inspector = (() => {
     destroy() {
       this.listening.abort();
       this.resizeObserver.disconnect();
+      this.sectionObserver.disconnect();
       clearTimeout(this.drawing);
       this.root.replaceChildren();
     }
@@ -353,37 +402,87 @@ window.Inspector = (() => {
       this.palette = readPalette(this.root);
       this.wordLinks = this.record.alignment ?? [];
       this.status = make("p", { class: "status", "aria-live": "polite" });
-      this.choice = make("section", { class: "card", "aria-label": "Head" });
+      this.choice = make("section", { class: "card", id: this.idOf("head"), "aria-label": "Head" });
       this.pair = make("div", { class: "pair" });
+      this.shownPair = null;
+      this.chips = [];
+      this.wordSpans = [[], []];
+      const top = this.isEmbedded ? this.sentenceChoice() : [this.top()];
+      const text = this.isEmbedded ? [] : [this.sentenceCard()], navigation = this.navigation();
       this.root.replaceChildren(
-        this.top(), this.sentenceCard(), this.choice, this.pair, this.overviewCard(), this.wordsCard(), this.footer());
+        ...top, navigation, ...text, this.choice, this.pair, this.overviewCard(), this.wordsCard(), this.footer());
       this.showHead();
       this.drawOverview();
+      this.observeSections(navigation);
+    }
+
+    idOf(name) { return `inspector-${this.number}-${name}`; }
+
+    // A card that can be folded. On narrow screens some are folded at first.
+    card(name, title, notes, ...children) {
+      const summary = make("summary", {}, make("h2", { text: title }), ...notes);
+      const card = make("details", { class: `card ${name}-card`, id: this.idOf(name) }, summary, ...children);
+      card.open = this.isOpen(name);
+      return card;
+    }
+
+    // Links to the sections, which the style sheet shows on narrow screens only.
+    navigation() {
+      const names = Object.keys(SECTIONS).filter((name) => !(this.isEmbedded && name === "text"));
+      const unfold = (name) => {
+        const section = document.getElementById(this.idOf(name));
+        if (section?.tagName === "DETAILS") section.open = true;
+      };
+      return make("nav", { class: "contents", "aria-label": "Sections" }, ...names.map((name) =>
+        make("a", { href: `#${this.idOf(name)}`, text: SECTIONS[name], onclick: () => unfold(name) })));
+    }
+
+    // Marks the link of the section near the top of the screen.
+    observeSections(navigation) {
+      this.sectionObserver?.disconnect();
+      const links = [...navigation.children];
+      const sections = links.map((link) => document.getElementById(link.hash.slice(1)));
+      const visible = new Set();
+      this.sectionObserver = new IntersectionObserver((entries) => {
+        for (const { target, isIntersecting } of entries) visible[isIntersecting ? "add" : "delete"](target);
+        const current = sections.findIndex((section) => visible.has(section));
+        links.forEach((link, i) => {
+          if (i === current) link.setAttribute("aria-current", "true");
+          else link.removeAttribute("aria-current");
+        });
+      }, { rootMargin: "-64px 0px -70% 0px" });
+      for (const section of sections) if (section) this.sectionObserver.observe(section);
     }
 
     top() {
-      const { model, direction, records } = this.data;
+      const { model, direction } = this.data;
       const about = [model, direction && direction.replace("-", " \u2192 ")].filter(Boolean).join(", ");
       const [layers, heads] = this.record.weights.memory.shape;
       const counts = `${layers} decoder layers of ${heads} heads`;
+      const theme = document.documentElement.dataset.theme ?? "auto";
+      return make("header", { class: "top" },
+        make("h1", { text: "Attention inspector" }),
+        make("p", { class: "note", text: [about, counts].filter(Boolean).join(" \u00b7 ") }),
+        ...this.sentenceChoice(),
+        make("button", { type: "button", class: "plain theme", text: `Theme: ${theme}`, onclick: () => this.nextTheme() }));
+    }
+
+    sentenceChoice() {
+      const { records } = this.data;
+      if (records.length === 1) return [];
       const select = make("select", {
         "aria-label": "Sentence",
         onchange: () => {
           this.state.record = select.selectedIndex;
           this.build();
-          this.root.querySelector("select").focus();
+          this.root.querySelector("select").focus({ preventScroll: true });
         },
       }, ...records.map(({ part: [number, nParts], text: full }, i) => {
         const part = nParts > 1 ? ` (part ${number} of ${nParts})` : "";
         const text = full.length > 70 ? `${[...full].slice(0, 69).join("")}\u2026` : full;
         return make("option", { text: `${i + 1}. ${text}${part}`, ...(i === this.state.record ? { selected: "" } : {}) });
       }));
-      const theme = document.documentElement.dataset.theme ?? "auto";
-      return make("header", { class: "top" },
-        make("h1", { text: "Attention inspector" }),
-        make("p", { class: "note", text: [about, counts].filter(Boolean).join(" \u00b7 ") }),
-        ...(records.length > 1 ? [select] : []),
-        make("button", { type: "button", class: "plain theme", text: `Theme: ${theme}`, onclick: () => this.nextTheme() }));
+      return [select];
     }
 
     nextTheme() {
@@ -427,8 +526,9 @@ window.Inspector = (() => {
         ...this.chips);
       const notes = flags.map((flag) => `${flag}: ${this.names.flags[flag] ?? ""}`);
       if (part[1] > 1) notes.unshift(`part ${part[0]} of ${part[1]}`);
-      this.wordSpans = [[], []];
-      const card = make("section", { class: `card${tokens.length > MANY_TOKENS ? " long" : ""}`, "aria-label": "Translation" },
+      const isLong = tokens.length > MANY_TOKENS;
+      const attributes = { class: `card${isLong ? " long" : ""}`, id: this.idOf("text"), "aria-label": "Translation" };
+      const card = make("section", attributes,
         this.sentence("sentence", text, 0), this.sentence("translation", translation, 1), tokenList, this.alternatives,
         ...notes.map((note) => make("p", { class: "note", text: note })));
       this.showAlternatives(null);
@@ -467,9 +567,9 @@ window.Inspector = (() => {
       }
       const token = this.record.tokens[t];
       const name = (piece) => make("b", {}, tokenText({ text: displayText(piece, piece === "</s>") }));
-      const runnersUp = token.runners_up.flatMap(([piece, p], i) => [i ? ", " : "", name(piece), ` ${percent(p)}`]);
-      this.alternatives.replaceChildren(
-        name(token.piece), ` ${percent(token.probability)}; alternatives: `, ...runnersUp);
+      const [chosen, ...others] = percents([token.probability, ...token.runners_up.map(([, p]) => p)]);
+      const runnersUp = token.runners_up.flatMap(([piece], i) => [i ? ", " : "", name(piece), ` ${others[i]}`]);
+      this.alternatives.replaceChildren(name(token.piece), ` ${chosen}; alternatives: `, ...runnersUp);
     }
 
     // Shows the attention that predicted token t.
@@ -506,10 +606,11 @@ window.Inspector = (() => {
       const kinds = Object.entries(this.names.kinds);
       const summary = this.headOf(kind, layer, head), placeNames = this.names.places[kind];
       const distance = summary.distance.toFixed(1), entropy = summary.entropy.toFixed(1);
-      const shares = Object.entries(summary.shares).map(([place, share]) => {
+      const parts = this.partsOf(summary);
+      const shares = parts.map(([place, share, text]) => {
         const bar = make("i");
         bar.style.setProperty("--w", share);
-        return make("span", {}, make("span", { text: placeNames[place] }), make("span", {}, bar, percent(share)));
+        return make("span", {}, make("span", { text: placeNames[place] ?? place }), make("span", {}, bar, text));
       });
       this.choice.replaceChildren(
         make("div", { class: "choice" },
@@ -517,8 +618,10 @@ window.Inspector = (() => {
           this.segments("layer-choice", "Layer", numbers(layers), String(layer), (i) => this.choose({ layer: Number(i) })),
           this.segments("head-choice", "Head", numbers(heads), String(head), (i) => this.choose({ head: Number(i) }))),
         make("div", { class: "summary" },
-          make("span", {}, "Attends mostly to: ", make("strong", { text: summary.label })),
-          make("span", { class: "note", text: `mean distance ${distance} tokens, mean entropy ${entropy} bits` })),
+          make("span", {}, make("strong", { text: `${summary.label}, ${summary.number}` }),
+            make("span", { text: `: ${this.names.meanings[summary.label]}` }))),
+        make("p", { class: "note", text: "Where the attention of this head goes, averaged over the attending tokens " +
+          `(mean distance ${distance} tokens, mean entropy ${entropy} bits):` }),
         make("div", { class: "shares" }, ...shares), this.status);
       if (hadFocus) this.choice.querySelector(`.${hadFocus} input:checked`)?.focus();
 
@@ -534,6 +637,16 @@ window.Inspector = (() => {
       this.paint();
     }
 
+    // For each place, its share of the attention of a head and this share as a text. They add up to 100 %.
+    partsOf(summary) {
+      const places = Object.keys(this.names.places[summary.kind]).filter((place) => place in summary.parts);
+      const parts = places.map((place) => [place, summary.parts[place]]);
+      const sum = parts.reduce((all, [, share]) => all + share, 0);
+      parts.push(["elsewhere", Math.max(0, 1 - sum)]);
+      const texts = percents(parts.map(([, share]) => share));
+      return parts.map(([place, share], i) => [place, share, texts[i]]);
+    }
+
     showPair() {
       const sides = SIDES[this.state.kind], key = `${this.state.record} ${sides}`;
       if (this.shownPair === key && this.pair.firstChild) return;
@@ -544,15 +657,32 @@ window.Inspector = (() => {
         onselect: (at, staysSelected) => this.select(at, staysSelected),
       };
       const label = [`Queries: ${TITLES[sides[0]]}`, `Attended tokens: ${TITLES[sides[1]]}`];
-      this.columns = new Columns(...this.items, { label, ...handlers });
+      const captions = [`from: ${TITLES[sides[0]]}`, `to: ${TITLES[sides[1]]}`];
+      this.columns = new Columns(...this.items, { label, captions, ...handlers });
       this.heat = new HeatMap(handlers);
       const legend = make("span", { class: "note legend" }, "0", make("i"), "100\u00a0%");
       const lines = scrollable("Lines", this.columns.root);
       lines.classList.add("lines");
+      const isWhole = Math.max(...this.items.map((items) => items.length)) <= MANY_TOKENS;
+      for (const region of [lines, this.heat.root]) region.classList.toggle("whole", isWhole);
       this.pair.replaceChildren(
-        make("section", { class: "card" }, make("header", {}, make("h2", { text: "Lines" }),
-          make("span", { class: "note", text: `${TITLES[sides[0]]} \u2192 ${TITLES[sides[1]]}` })), lines),
-        make("section", { class: "card" }, make("header", {}, make("h2", { text: "Heat map" }), legend), this.heat.root));
+        this.card("lines", "Lines", [], lines), this.card("map", "Heat map", [legend], this.heat.root));
+    }
+
+    // Whether the lines and the heat map are next to each other, and short enough for equal rows.
+    get isAligned() {
+      const [lines, map] = this.pair.children, isBeside = lines.offsetTop === map.offsetTop;
+      return isBeside && lines.open && map.open && this.columns.row >= rowHeight(MANY_TOKENS);
+    }
+
+    // Moves the lines down, or the heat map, so that their first rows are at the same height.
+    alignRows() {
+      const { root } = this.columns, { canvas } = this.heat;
+      canvas.style.marginTop = "";
+      const isAligned = this.isAligned, start = canvas.getBoundingClientRect().top + this.heat.top;
+      const offset = isAligned ? start - root.getBoundingClientRect().top : MIN_CAPTION;
+      root.style.setProperty("--top", `${Math.max(MIN_CAPTION, offset)}px`);
+      if (isAligned && offset < MIN_CAPTION) canvas.style.marginTop = `${MIN_CAPTION - offset}px`;
     }
 
     // Selecting the selected token again clears the selection, unless `staysSelected`.
@@ -574,8 +704,9 @@ window.Inspector = (() => {
     paint() {
       if (!this.columns) return;
       const { kind, layer, head, selected } = this.state;
+      this.heat.paint(this.picture, ...this.items, this.active, this.palette, this.isAligned ? this.columns.row : null);
+      this.alignRows();
       this.columns.paint(this.matrix, this.active, selected, this.palette);
-      this.heat.paint(this.picture, ...this.items, this.active, this.palette);
       const name = `${this.names.kinds[kind]}, layer ${layer + 1}, head ${head + 1}`;
       this.heat.canvas.setAttribute("aria-label", `Attention of ${name}: rows attend to columns`);
       const predicted = kind !== "encoder" && this.active?.side === 0 ? this.active.index : -1;
@@ -586,47 +717,68 @@ window.Inspector = (() => {
     describe() {
       const at = this.active, { kind } = this.state;
       if (!at) {
-        this.status.textContent = `${ABOUT[kind]} Point at a token or a cell to see its weights; click to select it.`;
+        this.status.textContent = `${ABOUT[kind]} ${HOW_TO_SELECT}`;
         return;
       }
       const bold = (item) => make("b", {}, tokenText(item)), [queries, attended] = this.items;
       const weight = (i) => (at.side ? this.matrix.at(i, at.index) : this.matrix.at(at.index, i));
       const others = (at.side ? queries : attended).map((item, i) => [item, weight(i)]);
       const strongest = others.sort((a, b) => b[1] - a[1]).slice(0, 4).filter(([, w]) => w >= 0.0005);
-      const list = strongest.flatMap(([item, w], i) => [i ? ", " : "", bold(item), ` ${percent(w)}`]);
       const parts = [bold((at.side ? attended : queries)[at.index])];
-      const next = kind !== "encoder" && !at.side ? this.record.tokens[at.index] : null;
-      if (next) parts.push(", predicting ", bold({ text: displayText(next.piece, next.piece === "</s>") }), ",");
-      parts.push(at.side ? " gets attention from " : " attends to ", ...list);
+      if (at.side) {
+        // Each of these is a share of another token's attention, so their sum means nothing.
+        const list = strongest.flatMap(([item, w], i) => [i ? ", " : "", `${percent(w)} of `, bold(item)]);
+        parts.push(" gets these shares of the attention of other tokens: ", ...list);
+      } else {
+        const texts = percents(strongest.map(([, w]) => w));
+        const next = kind === "encoder" ? null : this.record.tokens[at.index];
+        if (next) parts.push(", predicting ", bold({ text: displayText(next.piece, next.piece === "</s>") }), ",");
+        parts.push(" attends to ", ...strongest.flatMap(([item], i) => [i ? ", " : "", bold(item), ` ${texts[i]}`]));
+      }
       if (at.other !== undefined) parts.push("; this cell: ", bold(attended[at.other]), ` ${percent(weight(at.other))}`);
       this.status.replaceChildren(...parts);
     }
 
-    // Small heat maps of all heads.
+    // Small heat maps of all heads, with their labels and what the labels mean.
     overviewCard() {
       const groups = Object.entries(this.names.kinds).map(([kind, name]) => {
         const [layers, heads] = this.record.weights[kind].shape;
         const rows = Array.from({ length: layers }, (_, layer) => make("div", { class: "layer" },
           make("span", { class: "note", text: `${layer + 1}` }),
-          make("div", {}, ...Array.from({ length: heads }, (_, head) => {
-            const { label } = this.headOf(kind, layer, head);
-            return make("button", {
-              type: "button", class: "head", "data-at": `${kind} ${layer} ${head}`, "aria-pressed": "false",
-              "aria-label": `${name}, layer ${layer + 1}, head ${head + 1}: ${label}`,
-              onclick: () => { this.choose({ kind, layer, head }); this.choice.scrollIntoView({ block: "nearest" }); },
-            }, make("canvas"), make("span", { text: label }));
-          }))));
-        return make("div", { class: "kind" }, make("h3", { text: name }), ...rows);
+          make("div", {}, ...Array.from({ length: heads }, (_, head) => this.tile(kind, layer, head)))));
+        const group = make("details", { class: "kind" }, make("summary", {}, make("h3", { text: name })), ...rows);
+        group.open = this.isKindOpen(kind);
+        return group;
       });
       const kinds = make("div", { class: "kinds" }, ...groups);
       kinds.style.setProperty("--min-width", `${Math.min(8, this.shape[1]) * 4.8 + 1.5}rem`); // a row holds one layer
-      const details = make("details", {}, make("summary", { text: "Measurements of each head" }));
-      details.addEventListener("toggle", () => {
-        if (details.open && !details.querySelector("table")) details.append(this.table());
+      const measurements = make("details", { class: "measurements" },
+        make("summary", { text: "Measurements of each head" }));
+      measurements.addEventListener("toggle", () => {
+        if (measurements.open && !measurements.querySelector("table")) measurements.append(this.table());
       });
-      return make("section", { class: "card overview" }, make("header", {}, make("h2", { text: "All heads" }),
-        make("span", { class: "note", text: "rows: queries; columns: attended tokens; text: the main target of attention" })),
-        kinds, details);
+      const about = "one row of small heat maps for each layer; select one to see it above";
+      return this.card("heads", "All heads", [make("span", { class: "note", text: about })],
+        kinds, this.meanings(), measurements);
+    }
+
+    tile(kind, layer, head) {
+      const { label, number } = this.headOf(kind, layer, head);
+      return make("button", {
+        type: "button", class: "head", "data-at": `${kind} ${layer} ${head}`, "aria-pressed": "false",
+        title: `${label}, ${number}: ${this.names.meanings[label]}`,
+        "aria-label": `${this.names.kinds[kind]}, layer ${layer + 1}, head ${head + 1}: ${label}, ${number}`,
+        onclick: () => { this.choose({ kind, layer, head }); this.choice.scrollIntoView({ block: "nearest" }); },
+      }, make("canvas"), make("span", { class: "label", text: label }), make("span", { class: "number", text: number }));
+    }
+
+    meanings() {
+      const rows = Object.entries(this.names.meanings).flatMap(([label, meaning]) =>
+        [make("dt", { text: label }), make("dd", { text: meaning })]);
+      const meanings = make("details", { class: "meanings" }, make("summary", { text: "What the labels mean" }),
+        make("p", { text: this.names.rule }), make("dl", {}, ...rows));
+      meanings.open = this.isOpen("meanings");
+      return meanings;
     }
 
     // Draws layer by layer, so that the page can react in between.
@@ -651,29 +803,33 @@ window.Inspector = (() => {
     }
 
     table() {
-      const names = { ...this.names.places.encoder };
+      const names = { ...this.names.places.encoder, elsewhere: "elsewhere" };
       const titles = [
-        "attention", "layer", "head", "attends mostly to", "distance (tokens)", "entropy (bits)", ...Object.values(names),
+        "attention", "layer", "head", "label", "number", "distance (tokens)", "entropy (bits)", ...Object.values(names),
       ];
       const head = make("tr", {}, ...titles.map((text, i) =>
         make("th", { scope: "col", text, ...(i === 3 ? { class: "words" } : {}) })));
-      const rows = this.record.heads.map((summary) => make("tr", {},
-        ...[this.names.kinds[summary.kind], summary.layer + 1, summary.head + 1].map((text) => make("td", { text })),
-        make("td", { class: "words", text: summary.label }),
-        ...[summary.distance.toFixed(1), summary.entropy.toFixed(2)].map((text) => make("td", { text })),
-        ...Object.keys(names).map((place) =>
-          make("td", { text: place in summary.shares ? percent(summary.shares[place]) : "" }))));
+      const rows = this.record.heads.map((summary) => {
+        const shares = Object.fromEntries(this.partsOf(summary).map(([place, , text]) => [place, text]));
+        const { kind, layer, head, label, number, distance, entropy } = summary;
+        return make("tr", {},
+          ...[this.names.kinds[kind], layer + 1, head + 1].map((text) => make("td", { text })),
+          make("td", { class: "words", text: label }),
+          ...[number, distance.toFixed(1), entropy.toFixed(2)].map((text) => make("td", { text })),
+          ...Object.keys(names).map((place) => make("td", { text: shares[place] ?? "" })));
+      });
       return scrollable("Measurements of each head",
         make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)),
         make("p", { class: "note", text: ABOUT_SHARES }));
     }
 
     wordsCard() {
-      const sides = this.wordSpans.map((spans) => spans.map((span) => ({ text: span.textContent })));
-      const header = make("header", {}, make("h2", { text: "Word alignment" }));
+      const { text, translation, alignment } = this.record;
+      const sides = [text, translation].map((side) => wordsOf(side).map((word) => ({ text: word })));
+      const note = make("span", { class: "note", text: "corresponding words, by the alignment heads of the model" });
       this.words = null;
-      if (this.record.alignment === null) {
-        return make("section", { class: "card" }, header,
+      if (alignment === null) {
+        return this.card("words", "Word alignment", [],
           make("p", { class: "note", text: "This model does not name its alignment heads." }));
       }
       const nTarget = sides[1].length, linked = new Set(this.wordLinks.map(([s, t]) => s * nTarget + t));
@@ -684,9 +840,7 @@ window.Inspector = (() => {
       };
       const label = ["Words of the source", "Words of the translation"];
       this.words = new Columns(...sides, { label, onhover: highlight, onselect: highlight, allowHorizontal: true });
-      header.append(make("span", { class: "note", text: "corresponding words, by the alignment heads of the model" }));
-      return make("section", { class: "card words-card" }, header,
-        scrollable("Word alignment", this.words.root));
+      return this.card("words", "Word alignment", [note], scrollable("Word alignment", this.words.root));
     }
 
     paintWords(active = null) {
@@ -698,7 +852,7 @@ window.Inspector = (() => {
         "\u2190 \u2192": "head", "Shift \u2190 \u2192": "layer", "1 2 3": "kind of attention", "J K": "token",
         Esc: "clear the selection",
       };
-      return make("footer", { class: "note" }, ...Object.entries(keys).map(([key, action]) =>
+      return make("footer", { class: "note keys" }, ...Object.entries(keys).map(([key, action]) =>
         make("span", {}, make("kbd", { text: key }), ` ${action}`)));
     }
 
@@ -721,8 +875,8 @@ window.Inspector = (() => {
     }
   }
 
-  function mount(element, data) {
-    return new View(element, data);
+  function mount(element, data, options) {
+    return new View(element, data, options);
   }
 
   const records = document.getElementById("records");
@@ -731,5 +885,5 @@ window.Inspector = (() => {
       Inspector.mount(document.getElementById("inspector"), JSON.parse(records.textContent));
     });
   }
-  return { mount, make };
+  return { mount, make, percents };
 })();

@@ -13,6 +13,19 @@
   const MAX_CACHED = 300; // lines
   const MAX_HISTORY = 30;
   const THEMES = ["auto", "light", "dark"];
+  // Sentences to start with, by source language. Another language gets a hint instead.
+  const EXAMPLES = {
+    de: [
+      "Tom hat gestern ein neues Auto gekauft, weil das alte kaputt war.",
+      "Kannst du mir sagen, wie spät es ist?",
+      "Wenn es morgen regnet, bleiben wir zu Hause.",
+    ],
+    en: [
+      "Tom bought a new car yesterday because the old one was broken.",
+      "Can you tell me what time it is?",
+      "If it rains tomorrow, we will stay at home.",
+    ],
+  };
   const $ = (id) => document.getElementById(id);
 
   const local = storage("localStorage"), session = storage("sessionStorage");
@@ -109,6 +122,7 @@
     closeInspector();
     updateLines();
     render();
+    renderStart();
     $("problem").hidden = true;
     if (!checkLength()) return;
     const isWaiting = state.lines.some((line) => line?.isStale);
@@ -194,8 +208,24 @@
     $("alternatives").hidden = !alternatives.length;
     const hasSeveralLines = state.lines.filter(Boolean).length > 1;
     $("alternatives-title").textContent = hasSeveralLines ? `Alternatives for line ${i + 1}` : "Alternatives";
-    $("alternatives-list").replaceChildren(...alternatives.map((alternative) =>
-      Words.alternative(line.response, alternative, $("target").value, (text) => force(i, text, true))));
+    $("alternatives-list").replaceChildren(...alternatives.length
+      ? Words.alternatives(line.response, $("target").value, (text) => force(i, text, true)) : []);
+  }
+
+  // While there is no text: sentences to start with, and what the model can do.
+  function renderStart() {
+    $("start").hidden = $("text").value !== "" || !state.languages.length;
+    const { source, target } = languagePair(), examples = EXAMPLES[source] ?? [];
+    $("hint").textContent = examples.length ? "Type a sentence above, or try one of these:"
+      : `Type a sentence in ${nameOf(source)} above.`;
+    $("examples").hidden = !examples.length;
+    $("examples").replaceChildren(...examples.map((text) => make("button", {
+      type: "button", class: "example", lang: source, text,
+      onclick: () => { $("text").value = text; onTextChange(); $("text").focus(); },
+    })));
+    $("abilities").textContent = `The model translates ${nameOf(source)} to ${nameOf(target)}. It was trained on ` +
+      "single lines and their translations, so it translates each line alone. A line that is longer than those of " +
+      "its training is translated in parts.";
   }
 
   const wordElement = (line, word) =>
@@ -356,7 +386,7 @@
       // The same alternatives as for /explain, so that the search and its result are the same.
       const body = { q: source, ...languagePair(), alternatives: nAlternatives(), ...(prefix ? { prefix } : {}) };
       const records = await requestWithRetries("inspect", body, controller.signal);
-      inspector = Inspector.mount($("inspector"), records);
+      inspector = Inspector.mount($("inspector"), records, { isEmbedded: true });
       $("show-attention").setAttribute("aria-expanded", "true");
     } catch (error) {
       showFailure(error, toggleInspector);
@@ -402,16 +432,17 @@
 
   // Languages and themes
 
+  const language = (code) => state.languages.find((each) => each.code === code);
+  const nameOf = (code) => language(code)?.name ?? code;
+
   function fillTargets(preferred) {
-    const language = (code) => state.languages.find((each) => each.code === code);
-    const name = (code) => language(code)?.name ?? code;
     const from = language($("source").value), targets = from?.targets ?? [];
-    $("target").replaceChildren(...targets.map((code) => make("option", { value: code, text: name(code) })));
+    $("target").replaceChildren(...targets.map((code) => make("option", { value: code, text: nameOf(code) })));
     if (targets.includes(preferred)) $("target").value = preferred;
     const { source, target } = languagePair();
     $("swap").hidden = !language(target)?.targets.includes(source);
     $("text").lang = source;
-    $("about").textContent = from ? `${from.name} to ${name(target)}` : "";
+    $("about").textContent = from ? `${from.name} to ${nameOf(target)}` : "";
     if (local.isAvailable && source) local.set("pair", { source, target });
   }
 

@@ -3,11 +3,16 @@
 "use strict";
 
 window.Words = (() => {
-  const { make } = Inspector;
-  const UNSURE = 0.5; // probability below which a piece is marked
+  const { make, percents } = Inspector;
+  const UNSURE = 0.8, DOUBTFUL = 0.5; // probabilities below which a word is marked; translate.html has the legend
   const END = "</s>";
 
-  const percent = (share) => (share < 0.0005 ? "< 0.1\u00a0%" : `${(100 * share).toFixed(1)}\u00a0%`);
+  // Probabilities of different tokens, or of different translations, as texts that never add up to more than 100 %.
+  function percentTexts(shares) {
+    return percents(shares).map((text, i) => (shares[i] < 0.0005 ? "< 0.1\u00a0%" : text));
+  }
+
+  const percentText = (share) => percentTexts([share])[0];
   const withoutSpaceMark = (piece) => piece.replace(/^\u2581/, "");
   const isByte = (piece) => /^<0x[0-9A-F]{2}>$/.test(piece);
 
@@ -25,6 +30,16 @@ window.Words = (() => {
     return places;
   }
 
+  function probabilityOf(tokens) {
+    return tokens.reduce((product, token) => product * Math.min(1, token.probability), 1);
+  }
+
+  function meter(share) {
+    const element = make("i", { class: "meter" });
+    element.style.setProperty("--w", share);
+    return element;
+  }
+
   // The numbers of the source words that a word is aligned with; null if the model does not name alignment heads.
   function alignedWords(response, word) {
     return response.alignment && response.alignment.filter(([, target]) => target === word).map(([source]) => source);
@@ -34,14 +49,9 @@ window.Words = (() => {
   function makePieces(text, tokens, isChosen) {
     const spellsWord = tokens.map((token) => withoutSpaceMark(token.piece)).join("") === text;
     const parts = spellsWord
-      ? tokens.map((token, i) => [withoutSpaceMark(token.piece), token.probability, isChosen[i]])
-      : [[text, Math.min(1, ...tokens.map((token) => token.probability)), isChosen.some(Boolean)]];
-    return parts.map(([part, probability, partIsChosen]) => {
-      const classes = `piece${probability < UNSURE ? " unsure" : ""}${partIsChosen ? " chosen" : ""}`;
-      const span = make("span", { class: classes, text: part });
-      span.style.setProperty("--doubt", 1 - probability);
-      return span;
-    });
+      ? tokens.map((token, i) => [withoutSpaceMark(token.piece), isChosen[i]])
+      : [[text, isChosen.some(Boolean)]];
+    return parts.map(([part, partIsChosen]) => make("span", { class: partIsChosen ? "chosen" : "", text: part }));
   }
 
   // One line, word by word. `onpick(word)` and `onpoint(word)` get the number of a word; `onpoint(null)`: none.
@@ -51,24 +61,23 @@ window.Words = (() => {
     let n = -1;
     for (const { part, isWord } of wordsOf(response.translatedText)) {
       if (!isWord) { root.append(part); continue; }
-      const word = ++n, at = places[word] ?? [];
+      const word = ++n, at = places[word] ?? [], tokens = at.map((t) => response.tokens[t]);
+      const probability = probabilityOf(tokens);
+      const mark = probability < DOUBTFUL ? " doubtful" : probability < UNSURE ? " unsure" : "";
       root.append(make("span", {
-        class: "word", role: "button", tabindex: "-1", "aria-pressed": "false",
+        class: `word${mark}`, title: `probability ${percentText(probability)}`,
+        role: "button", tabindex: "-1", "aria-pressed": "false",
         "data-word": word, onclick: () => onpick(word),
         onpointerenter: () => onpoint(word), onpointerleave: () => onpoint(null),
-      }, ...makePieces(part, at.map((t) => response.tokens[t]), at.map((t) => chosen.includes(t)))));
+      }, ...makePieces(part, tokens, at.map((t) => chosen.includes(t)))));
     }
     return root;
   }
 
-  // A token and its alternatives. `before`: the pieces before it in the same word, which are shown too.
-  function choice(response, t, before, onforce) {
+  // A token and its alternatives, the most probable first. `before`: the pieces before it in the same word, which are
+  // shown too. `title`: above the list.
+  function choice(response, t, before, title, onforce) {
     const token = response.tokens[t], canForce = t < response.n_first;
-    const bar = (share) => {
-      const element = make("i");
-      element.style.setProperty("--w", share);
-      return element;
-    };
     const name = (piece) => {
       if (piece === END) return [make("span", { class: "mark", text: "end of the sentence" })];
       if (isByte(piece)) return [make("span", { class: "mark", text: `byte ${piece.slice(3, 5)}` })];
@@ -76,14 +85,18 @@ window.Words = (() => {
       const start = before ? [make("span", { class: "before", text: before })] : [];
       return [...start, gap, withoutSpaceMark(piece) || "\u2423"];
     };
-    const current = make("p", { class: token.probability < UNSURE ? "current unsure" : "current" },
-      make("bdi", {}, ...name(token.piece)), bar(token.probability),
-      make("small", { text: percent(token.probability) }));
-    const runnersUp = token.runners_up.map(([piece, probability]) => make("li", {}, make("button", {
-      type: "button", class: "runner", onclick: () => onforce(t, piece),
-      ...(!canForce || piece === END || isByte(piece) ? { disabled: "" } : {}),
-    }, make("bdi", {}, ...name(piece)), bar(probability), make("small", { text: percent(probability) }))));
-    return make("div", { class: "choice" }, current, make("ol", { "aria-label": "Use instead" }, ...runnersUp));
+    const others = token.runners_up.map(([piece, probability]) => [piece, probability, false]);
+    const entries = [[token.piece, token.probability, true], ...others].sort((a, b) => b[1] - a[1]);
+    const texts = percentTexts(entries.map(([, probability]) => probability));
+    const items = entries.map(([piece, probability, isCurrent], i) => {
+      const content = [make("bdi", {}, ...name(piece)), meter(probability), make("small", { text: texts[i] })];
+      if (isCurrent) return make("li", { class: "current", "aria-current": "true" }, ...content);
+      return make("li", {}, make("button", {
+        type: "button", class: "runner", onclick: () => onforce(t, piece),
+        ...(!canForce || piece === END || isByte(piece) ? { disabled: "" } : {}),
+      }, ...content));
+    });
+    return make("div", { class: "choice" }, make("h3", { text: title }), make("ol", { "aria-label": title }, ...items));
   }
 
   function alignmentNote(response, source, word) {
@@ -103,11 +116,16 @@ window.Words = (() => {
     const places = tokenPlaces(response)[word] ?? [];
     const text = wordsOf(response.translatedText).filter(({ isWord }) => isWord)[word]?.part ?? "";
     let before = "";
-    const choices = places.map((t) => {
-      const element = choice(response, t, before, onforce);
+    const n = places.length;
+    const choices = places.map((t, i) => {
+      const title = n > 1 ? `Probability of token ${i + 1} of ${n}` : "Probability of the token";
+      const element = choice(response, t, before, title, onforce);
       before += withoutSpaceMark(response.tokens[t].piece);
       return element;
     });
+    const tokens = places.map((t) => response.tokens[t]), whole = percentText(probabilityOf(tokens));
+    const factors = tokens.map((token) => percentText(token.probability)).join(" \u00d7 ");
+    const about = n > 1 ? `probability ${whole} = ${factors}` : `probability ${whole}`;
     const input = make("input", {
       type: "text", autocomplete: "off", spellcheck: "false", "aria-label": "Another word",
       placeholder: "or type another word",
@@ -119,10 +137,13 @@ window.Words = (() => {
       if (input.value.trim()) onreplace(input.value.trim());
     });
     const canForce = places.length > 0 && places[0] < response.n_first;
-    const note = canForce ? "Choose an alternative. The rest of the sentence is then translated again."
+    const note = canForce
+      ? "Each percentage is the probability of a token at this place, after the words before it. Choose another " +
+        "token: the rest of the sentence is then translated again."
       : "This line was translated in parts. Only words of the first part can be changed.";
     root.replaceChildren(
-      make("div", { class: "head" }, make("h2", {}, make("bdi", { text })), alignmentNote(response, source, word),
+      make("div", { class: "head" }, make("h2", {}, make("bdi", { text })),
+        ...(n ? [make("span", { class: "note", text: about })] : []), alignmentNote(response, source, word),
         make("button", {
           type: "button", class: "plain round", "aria-label": "Close", text: "\u00d7", onclick: onclose,
         })),
@@ -149,14 +170,28 @@ window.Words = (() => {
     return words;
   }
 
-  function alternative(response, { text, log_prob: logProb }, lang, onchoose) {
-    const words = compareWords(response.translatedText, text).flatMap(([word, differs], i) =>
-      [i ? " " : "", differs ? make("mark", { text: word }) : word]);
-    const ratio = Math.exp(logProb - response.log_prob);
-    const likelihood = ratio < 1 ? `${Math.max(1, Math.round(100 * ratio))}\u00a0% as likely` : "as likely";
-    return make("li", {}, make("button", { type: "button", class: "alternative", onclick: () => onchoose(text) },
-      make("span", { dir: "auto", lang }, ...words), make("small", { class: "note", text: likelihood })));
+  // The probabilities of whole translations are very small if these are long: then they have more digits.
+  function percentTextsOfLines(shares) {
+    if (Math.max(...shares) >= 0.001) return percentTexts(shares);
+    return shares.map((share) => (share < 0.00001 ? "< 0.001\u00a0%" : `${(100 * share).toFixed(3)}\u00a0%`));
   }
 
-  return { wordsOf, alignedWords, line, panel, alternative };
+  // The translation and its alternatives, the most probable first. `onchoose(text)` gets the text of an alternative.
+  function alternatives(response, lang, onchoose) {
+    const entries = [[response.translatedText, Math.exp(response.log_prob), true],
+      ...response.alternatives.map(({ text, log_prob: logProb }) => [text, Math.exp(logProb), false])];
+    entries.sort((a, b) => b[1] - a[1]);
+    const texts = percentTextsOfLines(entries.map(([, share]) => share));
+    return entries.map(([text, share, isCurrent], i) => {
+      const words = compareWords(response.translatedText, text).flatMap(([word, differs], n) =>
+        [n ? " " : "", differs ? make("mark", { text: word }) : word]);
+      const content = [make("span", { dir: "auto", lang }, ...words), meter(share),
+        make("small", { text: texts[i] })];
+      return make("li", {}, isCurrent
+        ? make("p", { class: "alternative", "aria-current": "true" }, ...content)
+        : make("button", { type: "button", class: "alternative", onclick: () => onchoose(text) }, ...content));
+    });
+  }
+
+  return { wordsOf, alignedWords, line, panel, alternatives };
 })();
