@@ -129,10 +129,14 @@ def log_sum_exp(x: Array) -> Array:
 
 
 def attend(query_BHQK: Array, key_BHMK: Array, value_BHMU: Array, visible_BQM: Array) -> tuple[Array, Array]:
-    """Equation 1: softmax(Q K^T / sqrt(d_k)) V. Also returns the attention weights."""
+    """Equation 1: softmax(Q K^T / sqrt(d_k)) V. Also returns the attention weights.
+
+    As in the paper, Q, K and V may also be matrices: one head of one sentence, without the axes B and H.
+    """
     d_k = query_BHQK.shape[-1]
     score_BHQM = query_BHQK @ key_BHMK.swapaxes(-1, -2) / math.sqrt(d_k)
-    visible_B1QM = visible_BQM[:, None]
+    # All heads of a sentence see the same positions.
+    visible_B1QM = visible_BQM[:, None] if (score_BHQM.ndim, visible_BQM.ndim) == (4, 3) else visible_BQM
     score_BHQM = np.where(visible_B1QM, score_BHQM, np.finfo(score_BHQM.dtype).min)
     weight_BHQM = softmax(score_BHQM) * visible_B1QM  # a query that sees no position gives zeros, not NaN
     return weight_BHQM @ value_BHMU, weight_BHQM
@@ -249,6 +253,8 @@ def sinusoid(position_T: Array, d_model: int) -> Array:
 
 def learning_rate(step: int, d_model: int, warmup_steps: int) -> float:
     """Equation 3. Steps are counted from 1."""
+    if min(step, warmup_steps) < 1:
+        raise ValueError(f"step is {step} and warmup_steps is {warmup_steps}: both must be at least 1")
     return float(d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
 
 

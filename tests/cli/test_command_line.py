@@ -92,3 +92,16 @@ def test_verbose_names_the_engine_and_the_reason() -> None:
 def test_a_slower_engine_is_reported_without_verbose_in_float32_too() -> None:
     shown = run("translate", text="Ja.\n", CC="no-such-compiler", XDG_CACHE_HOME="/nonexistent")
     assert shown.stderr.count("slower engine: cached") == 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_the_output_of_a_failing_compiler_is_reported_on_one_line(precision: str, tmp_path: Path) -> None:
+    compiler = tmp_path / "failing-cc"
+    compiler.write_text("#!/bin/sh\necho 'native.c:1:1: error: it is' >&2\necho '  broken' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    arguments = ["translate", "--quiet", "--device", "cpu", "--dtype", precision]
+    shown = run(*arguments, text="Das ist gut.\n", CC=str(compiler), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert shown.stdout == "That's good.\n"
+    (line,) = shown.stderr.splitlines()
+    assert line.startswith("slower engine: cached (")
+    assert line.endswith(f"{precision}: {compiler} failed: native.c:1:1: error: it is broken")

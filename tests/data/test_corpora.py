@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce import DataError
-from transduce.data.corpora import read_jsonl, read_lines, read_pairs, read_tsv
+from transduce.data.corpora import find_corpus, read_jsonl, read_lines, read_pairs, read_tsv
 
 LINES = [
     b"one",
@@ -111,3 +111,55 @@ def test_fields_of_a_jsonl_file(tmp_path: Path, line: str, message: str) -> None
     assert next(pairs) == (b"zwei\nZeilen \xed\xa0\x80", "é".encode())
     with pytest.raises(DataError, match=message):
         next(pairs)
+
+
+HUGGING_FACE = {"translation": {"cs": "Dobrý den.", "en": "Good day."}}
+
+
+@pytest.mark.parametrize(
+    ("languages", "fields", "expected"),
+    [
+        (None, None, ("cs", "en")),
+        (("en", "cs"), None, ("en", "cs")),
+        (None, ("translation.en", "translation.cs"), ("en", "cs")),
+        (("en", "cs"), ("translation.en", "translation.cs"), ("en", "cs")),
+    ],
+)
+def test_jsonl_in_the_form_of_hugging_face_names_its_languages(
+    tmp_path: Path, languages: tuple[str, str] | None, fields: tuple[str, str] | None, expected: tuple[str, str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text(f"\n{json.dumps(HUGGING_FACE)}\n")
+    corpus = find_corpus([str(tmp_path / "a.jsonl")], languages, fields=fields)
+    assert corpus.languages == expected
+    texts = HUGGING_FACE["translation"]
+    assert list(corpus.read([])) == [(b"", b""), (texts[expected[0]].encode(), texts[expected[1]].encode())]
+
+
+@pytest.mark.parametrize(
+    ("record", "languages", "message"),
+    [
+        (
+            {"translation": {"cs": "a", "de": "b", "en": "c"}},
+            None,
+            "has texts in cs, de, en: add --languages, .* cs-de",
+        ),
+        ({"translation": {"cs": "a"}}, None, "languages of .* are not known: add --languages"),
+        ({"translation": {"source text": "a", "en": "b"}}, None, "languages of .* are not known: add --languages"),
+        ({"translation": "a", "en": "b"}, None, "languages of .* are not known: add --languages"),
+        ([1], None, "languages of .* are not known: add --languages"),
+        ({"translation": {"cs": "a", "en": "b"}}, ("cs", "de"), "line 1: has no field 'cs'"),
+        ({"translation": {"cs": None, "en": "b"}}, None, "line 1: field 'translation.cs' is None, must be text"),
+    ],
+    ids=str,
+)
+def test_other_jsonl_needs_languages(
+    tmp_path: Path, record: object, languages: tuple[str, str] | None, message: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(record))
+    with pytest.raises(DataError, match=message):
+        list(find_corpus([str(tmp_path / "a.jsonl")], languages).read([]))
+
+
+def test_fields_with_the_names_of_the_languages_come_before_those_inside_translation(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"cs": "jedna", "en": "one", **HUGGING_FACE}))
+    assert list(find_corpus([str(tmp_path / "a.jsonl")], ("cs", "en")).read([])) == [(b"jedna", b"one")]

@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -285,6 +286,8 @@ CASES: list[tuple[str, list[str], str]] = [
     ("few columns", ["a.tsv", "--languages", "de-en", "--columns", "1,9"], "a.tsv, line 1: has 2 columns, must have 9"),
     ("fields", ["a.jsonl", "--languages", "de-en", "--fields", "x"], "fields are 'x', must be two names"),
     ("no field", ["a.jsonl", "--languages", "de-en"], "a.jsonl, line 1: has no field 'de'"),
+    ("languages of fields", ["a.jsonl", "--fields", "src,tgt"], "the languages of a.jsonl are not known: add"),
+    ("a corpus of trees", ["wsj-sample"], "wsj-sample has no text to train on, only trees: choose from tatoeba-40k"),
     ("empty files", ["empty.de", "empty.en"], "the files are empty"),
     ("nothing left", ["a.de", "a.de2", "--languages", "de-en"], "no pair is left of 20 (source equals target: 20)"),
     ("vocabulary", ["a.de", "a.en", "--vocab-size", "50000"], "vocabulary size is 50000, this text allows at most"),
@@ -474,12 +477,26 @@ def test_the_report_is_complete_as_text_and_as_json(tmp_path: Path) -> None:
     assert 0.8 < report["stats"]["target_non_pad_share"] <= 1
 
 
-def test_named_corpora_are_listed() -> None:
+def test_the_corpora_that_prepare_can_take_are_listed(tmp_path: Path) -> None:
     done = run("prepare", "--list")
     assert done.returncode == 0
+    listed = re.findall(r"^(\S+)  ", done.stdout, re.MULTILINE)
+    assert listed == corpus_names()
     for name, facts in registry().items():
-        assert name in done.stdout
-        assert facts["from"] in done.stdout
+        if name in listed:
+            assert facts["from"] in done.stdout
+            assert named_corpus(name, "train", None, None if name == BUNDLED_NAME else data_of(name, tmp_path))
+        else:
+            with pytest.raises(DataError, match=f"{name} has no text to train on, only (trees|valid and test|test): c"):
+                find_corpus([name], None)
+
+
+def data_of(name: str, folder: Path) -> Path:
+    """A folder with empty files of the right names."""
+    for path in registry()[name]["sha256"]:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).touch()
+    return folder
 
 
 @pytest.mark.parametrize("names", [("a.de", "b.en"), ("x.y.de.gz", "z.en.xz"), ("a.pt-BR", "a.en")])

@@ -194,3 +194,23 @@ def test_subwords_can_be_pickled(subwords: Subwords) -> None:
     again = pickle.loads(pickle.dumps(subwords))
     assert again.model == subwords.model
     assert again.sha256 == subwords.sha256 != Subwords.train(LINES, vocab_size=300).sha256
+
+
+@pytest.mark.parametrize("method", ["encode", "encode_slowly"])
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("the house", r"^lines is one string, must be a list of strings: write encode(_slowly)?\(\[text\]\)$"),
+        (b"the house", r"^lines is b'the house', must be a list of strings$"),
+        (None, r"^lines is None, must be a list of strings$"),
+        (["the", None], r"^item 2 of lines is None, must be a string: the first item is item 1$"),
+        (["the", b"house"], r"^item 2 of lines is b'house', must be a string"),
+        ([7], r"^item 1 of lines is 7, must be a string"),
+    ],
+    ids=str,
+)
+def test_what_is_not_a_list_of_strings_is_a_type_error(
+    subwords: Subwords, method: str, lines: object, message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        getattr(subwords, method)(lines)

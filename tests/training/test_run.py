@@ -37,7 +37,6 @@ from transduce.training.journal import (
 from transduce.training.recipe import scheduled_rate
 from transduce.training.request import REQUEST, Request, claim, settings_from_file
 from transduce.training.run import train
-from transduce.training.runs import find_runs, summary_of
 from transduce.training.settle import Settled
 
 
@@ -72,29 +71,6 @@ def test_a_run_need_not_translate(tmp_path: Path, prepared_folder: Path) -> None
     result = train(tmp_path / "run", request_for(prepared_folder, "train.valid_translations=0"), ignore, ignore)
     assert "bleu" not in result
     assert (tmp_path / "run" / "model").is_dir()
-
-
-@pytest.mark.usefixtures("quick_choice")
-def test_runs_can_be_compared(tmp_path: Path, prepared_folder: Path) -> None:
-    for name, dropout in (("a", 0.1), ("b", 0.5)):
-        train(tmp_path / name, request_for(prepared_folder, f"model.dropout={dropout}"), ignore, ignore)
-    (tmp_path / "b" / "result.json").unlink()
-    assert [path.name for path in find_runs([tmp_path])] == ["a", "b"]
-    first, second = (summary_of(path) for path in find_runs([tmp_path / "a", tmp_path / "b"]))
-    assert (first["state"], second["state"]) == ("done", "at step 12")
-    assert (first["dropout"], second["dropout"]) == (0.1, 0.5)
-    result = json.loads((tmp_path / "a" / "result.json").read_text())
-    assert first["perplexity"] == result["candidates"][result["taken"]]["perplexity"]
-    assert first["data"] == second["data"]
-    assert first["config_hash"] != second["config_hash"]
-    done = subprocess.run([sys.executable, "-m", "transduce", "runs", str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert f"{first['perplexity']:.2f}" in done.stdout
-    assert "at step 12" in done.stdout
-    none = subprocess.run(
-        [sys.executable, "-m", "transduce", "runs", str(prepared_folder)], capture_output=True, text=True
-    )
-    assert (none.returncode, "there is no run in" in none.stderr) == (2, True)
 
 
 @pytest.mark.usefixtures("quick_choice")

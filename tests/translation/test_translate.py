@@ -309,13 +309,13 @@ def test_a_model_with_several_target_languages_requires_a_choice(translator: Tra
     multilingual = Translator.load(tmp_path / "model", device="cpu")
     assert multilingual.tag_for("fr") == [subwords.tag("fr")]
     assert multilingual.longest_source == 18
-    with pytest.raises(ConfigError, match="this model translates into en, fr: choose one with --to"):
+    with pytest.raises(ConfigError, match="this model translates into en, fr: choose one with to='en'"):
         multilingual.translate(["ein Haus"])
-    with pytest.raises(ConfigError, match="--to is 'it', this model translates into en, fr: choose one of them"):
+    with pytest.raises(ConfigError, match=r"^to is 'it', this model translates into en, fr: choose one of them"):
         multilingual.translate(["ein Haus"], "it")
     assert multilingual.translate(["ein Haus"], "en")[0].text != multilingual.translate(["ein Haus"], "fr")[0].text
     assert translator.tag_for("en") == []
-    with pytest.raises(ConfigError, match="--to is 'fr', this model translates into en: leave it out"):
+    with pytest.raises(ConfigError, match=r"^to is 'fr', this model translates into en: leave it out"):
         translator.tag_for("fr")
 
 
@@ -504,8 +504,11 @@ def test_a_full_disk_is_reported_with_the_name_of_the_output(trained: Path, tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere/config.json cannot be read (No such file or directory): give a model folder"),
-        (["RUN", "nowhere.txt"], "nowhere.txt cannot be read (No such file or directory): give a file of text"),
+        (["nowhere"], "nowhere is neither a model folder nor a file: correct its name, or end it with a full stop"),
+        (["modle/"], "modle/ is neither a model folder nor a file: correct its name"),
+        (["nowhere.txt"], "nowhere.txt is neither a model folder nor a file: correct its name"),
+        (["RUN", "nowhere.txt"], "nowhere.txt is not a file: correct its name"),
+        (["RUN", ""], "argument 2 is empty: remove it, or write a sentence"),
         (["RUN", "--to", "fr"], "--to is 'fr', this model translates into en: leave it out"),
         (["RUN", "--column", "1", "--field", "x"], "--column and --field exclude each other: keep one"),
         (["RUN", "--dtype", "int3"], "--dtype is 'int3', must be float32, bfloat16 or int8"),
@@ -513,13 +516,11 @@ def test_a_full_disk_is_reported_with_the_name_of_the_output(trained: Path, tmp_
             ["RUN", "--set", "train.seed=3"],
             "--set train.seed=3 does not apply to a trained model: only decode.* settings do",
         ),
-        (["RUN", "--sample", "--top-p", "7"], "decode.top_p is 7.0, must be at most 1"),
+        (["RUN", "--sample", "--top-p", "7"], "--top-p is 7.0, must be at most 1"),
+        (["RUN", "--sample", "--set", "decode.top_p=7"], "decode.top_p is 7.0, must be at most 1"),
         (["RUN", "--top-p", "0.5"], "--top-p has an effect only when sampling: add --sample"),
         (["RUN", "--beam", "2", "--sample"], "--beam and --sample exclude each other: keep one"),
-        (
-            ["RUN", "--beam", "2", "--nbest", "4"],
-            "decode.n_best is 4, must be at most decode.beam_size, 2: raise that too",
-        ),
+        (["RUN", "--beam", "2", "--nbest", "4"], "--nbest is 4, must be at most --beam, 2: raise that too"),
         (["RUN", "--nbest", "2", "--column", "1"], "--nbest and --column exclude each other: keep one"),
         (["RUN", "--alignments", "/nowhere/x"], "/nowhere/x cannot be written (No such file or directory)"),
         (["RUN", "."], ". cannot be read (Is a directory): give a file of text"),

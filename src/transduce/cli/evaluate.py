@@ -86,7 +86,7 @@ def evaluate_command(
         return
 
     def load(path: Path) -> Translator:
-        return load_translator(path, {"beam_size": beam}, settings or [], device, precision, threads, batch_size)
+        return load_translator(path, {"beam": beam}, settings or [], device, precision, threads, batch_size)
 
     with progress_on_stderr(quiet) as progress:
         evaluation, passport = evaluate_files(

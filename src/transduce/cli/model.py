@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transduce.cli.options import refuse_together
 from transduce.config import override
 from transduce.errors import ConfigError
 
@@ -23,12 +23,14 @@ def bundled_model(quiet: bool) -> Path:
 
 
 def decoding_flags(beam: int | None, sample: bool, **sampling: Any) -> dict[str, Any]:
-    """Values for the section `decode`. None means that the flag was left out."""
-    refuse_together({"--beam": beam, "--sample": sample or None})
-    for name, value in sampling.items():
-        if value is not None and not sample:
-            raise ConfigError(f"--{name.replace('_', '-')} has an effect only when sampling: add --sample")
-    return {"beam_size": beam, "method": "sample" if sample else None, **sampling}
+    """Keywords of `search_settings`. None means that the flag was left out."""
+    return {"beam": beam, "sample": sample or None, **sampling}
+
+
+def flag_of(keyword: str) -> str:
+    """The flag for a keyword of `Translator.translate`, which may have a value: to='en'."""
+    name = keyword.partition("=")[0]
+    return "--nbest" if name == "n_best" else f"--{name.replace('_', '-')}"
 
 
 def load_translator(
@@ -42,14 +44,16 @@ def load_translator(
     *,
     verbose: bool = False,
 ) -> Translator:
-    """Decoding settings are the model's own, changed by flags and then by `--set`.
+    """Decoding settings are the model's own, changed by flags, which are keywords of `search_settings`, and then by
+    `--set`.
 
     A slower engine than this device could have is reported on stderr; with `verbose`, any engine is.
     """
     import torch
 
-    from transduce.model_folder.format import load_config, model_folder
+    from transduce.model_folder.format import BEST_SO_FAR, load_config, model_folder
     from transduce.runtime import check_device, configure, default_device
+    from transduce.translation.keywords import search_settings
     from transduce.translation.translator import Translator
 
     for setting in settings:
@@ -59,11 +63,9 @@ def load_translator(
         raise ConfigError(f"--dtype is {precision!r}, must be float32, bfloat16 or int8: leave it out for float32")
     check_device(device)
     configure(device or default_device(), threads)
-    config = load_config(model_folder(model))
-    if (n_best := flags.get("n_best")) is not None and flags.get("beam_size") is None and not flags.get("method"):
-        flags = flags | {"beam_size": max(n_best, config.decode.beam_size)}
-    changes = [f"decode.{name}={value}" for name, value in flags.items() if value is not None]
-    config = override(config, [*changes, *settings])
+    folder = model_folder(model)
+    config = load_config(folder)
+    config = override(replace(config, decode=search_settings(config.decode, flags, flag_of)), settings)
     translator = Translator.load(
         model,
         device=device,
@@ -72,6 +74,9 @@ def load_translator(
         batch_size=batch_size,
         precision="int8" if precision == "int8" else "float32",
     )
+    translator.spelling = flag_of
+    if folder.name == BEST_SO_FAR:
+        print(f"{model} has not ended: this is its best checkpoint so far", file=sys.stderr)
     if translator.engine.is_fallback or verbose:
         kind = "slower engine" if translator.engine.is_fallback else "engine"
         print(f"{kind}: {translator.engine}", file=sys.stderr)

@@ -41,7 +41,7 @@ def prepare_command(
     columns: Columns = "1,2",
     fields: Fields = None,
     data_root: DataRoot = None,
-    list_names: Annotated[bool, typer.Option("--list", help="List the named corpora and exit.")] = False,
+    list_names: Annotated[bool, typer.Option("--list", help="List the corpora that have a name, and exit.")] = False,
     vocab_size: VocabSize = None,
     keep_all: KeepAll = False,
     processes: Annotated[int | None, typer.Option(min=1, help="Worker processes. Default: one per core.")] = None,
@@ -60,6 +60,8 @@ def prepare_command(
 
       transduce prepare pairs.tsv --languages de-en --columns 2,1 --out prepared
 
+      transduce prepare pairs.jsonl --out prepared        (lines such as {"translation": {"de": "...", "en": "..."}})
+
       transduce prepare --pair de-en a.de a.en --pair fr-en b.fr b.en --both-ways --out prepared
 
       transduce prepare tatoeba-40k --out prepared        (part of the package)
@@ -72,7 +74,8 @@ def prepare_command(
 
     console = console_for_stdout()
     if list_names:
-        show_corpora(console, corpora.registry(), data_root)
+        names = corpora.corpus_names()  # others have only trees, or only text for tests
+        show_corpora(console, {name: facts for name, facts in corpora.registry().items() if name in names}, data_root)
         return
     for setting in settings or []:
         if not setting.strip().startswith("data."):

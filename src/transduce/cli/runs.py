@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -13,18 +14,21 @@ from transduce.errors import DataError
 
 def runs_command(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that contain runs.")],
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Show all columns and whole names, also if the terminal is narrower.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Compare training runs: their settings, their progress and their scores.
+    """Compare training runs: their settings, their progress and their scores. Also runs that failed or did not begin.
 
     Examples:
 
       transduce runs run-1 run-2
 
-      transduce runs experiments/*
+      transduce runs experiments --wide
     """
+    from transduce.cli.show.runs import show_runs
     from transduce.cli.show.tables import console_for_stdout
-    from transduce.cli.show.training import show_runs
     from transduce.training.runs import find_runs, summary_of
 
     runs = find_runs(folders)
@@ -34,4 +38,4 @@ def runs_command(
     if as_json:
         print(json.dumps(summaries, indent=2))
     else:
-        show_runs(console_for_stdout(), summaries)
+        show_runs(console_for_stdout(), summaries, None if wide else shutil.get_terminal_size().columns)

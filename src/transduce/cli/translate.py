@@ -13,8 +13,6 @@ from transduce.cli.options import (
     BatchSize,
     Beam,
     Device,
-    Files,
-    Model,
     Precision,
     Prefix,
     Quiet,
@@ -33,8 +31,14 @@ from transduce.errors import ConfigError
 
 
 def translate_command(
-    model: Model = None,
-    files: Files = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL|FILE|SENTENCE",
+            help="A model folder or a run folder (default: the bundled model), then text files, one sentence per line "
+            "(.gz and .xz too; - is standard input), or sentences, each in quotes. Default: standard input.",
+        ),
+    ] = None,
     beam: Beam = None,
     nbest: Annotated[
         int | None, typer.Option(min=1, help="Print the N best translations of each line. The beam is at least N.")
@@ -72,7 +76,7 @@ def translate_command(
 
     Examples:
 
-      echo 'Das ist ein Haus.' | transduce translate
+      transduce translate 'Das ist ein Haus.'
 
       transduce translate run < in.de > out.en
 
@@ -84,6 +88,7 @@ def translate_command(
     """
     from transduce.cli.show.progress import translation_progress
     from transduce.cli.show.tables import show_summary
+    from transduce.translation.arguments import SentenceForm, split_arguments
     from transduce.translation.records import Form, translate_files
 
     flags = decoding_flags(beam, sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
@@ -91,18 +96,19 @@ def translate_command(
     refuse_together({"--nbest": nbest, "--column": column})
     refuse_together({"--nbest": nbest, "--field": key})
     flags["n_best"] = nbest
-    if model is None or str(model) == "-" or (model.exists() and not model.is_dir()):  # the first argument is a file
-        model, files = bundled_model(quiet), [str(model)] * (model is not None) + (files or [])
+    model, files, sentences = split_arguments(arguments or [])
+    model = bundled_model(quiet) if model is None else model
     translator = load_translator(model, flags, settings or [], device, precision, threads, batch_size, verbose=verbose)
     if alignments is not None and translator.heads is None:
         raise ConfigError(f"{model} does not name its alignment heads: train it again, or leave out --alignments")
-    form = Form(column, key, into, as_json, translator.settings.n_best, scores)
+    options = (column, key, into, as_json, translator.settings.n_best, scores)
+    form = SentenceForm(*options, tuple(sentences)) if sentences else Form(*options)
     with ExitStack() as stack:
         write_alignment = stack.enter_context(open_to_write(alignments)) if alignments is not None else None
         progress = stack.enter_context(translation_progress(quiet))
         summary = translate_files(
             translator,
-            files or [],
+            files,
             form,
             write_to_stdout,
             to=to,

@@ -28,6 +28,9 @@ COMPRESSED_SUFFIXES = (".xz", ".gz")
 TWO_SIDED = ("tsv", "jsonl")
 """Types of files that hold both source and target."""
 DATA_ROOT = "TRANSDUCE_DATA"
+NESTED = "translation"
+"""The field of Hugging Face's JSONL files whose value is an object with a text for each language."""
+LANGUAGE = r"[A-Za-z]{2,8}(?:[-_][A-Za-z0-9]+)*"
 
 
 class Digest(Protocol):
@@ -60,6 +63,8 @@ class Corpus:
     fields: tuple[str, str] | None = None
     """Fields of a JSONL file."""
     both_ways: bool = False
+    train_only: bool = False
+    """No pair of it is held out for validation: it is mixed into the text that the model is trained for."""
     sha256: tuple[str, ...] | None = None
     """Expected checksums of the files, if known."""
     available_from: str = ""
@@ -139,8 +144,10 @@ def choose(
     fields: str | None,
     both_ways: bool,
     data_root: str | None,
+    mix: Sequence[str] = (),
 ) -> tuple[list[Corpus], list[Corpus]]:
-    """Build the training and the validation corpora from command-line arguments."""
+    """Build the training and the validation corpora from command-line arguments. `mix`: one corpus or two files of
+    training text of which nothing is held out."""
     settings: dict[str, Any] = {"columns": parse_columns(columns), "both_ways": both_ways}
     settings["fields"] = None if fields is None else parse_fields(fields)
     codes = None if languages is None else parse_languages(languages)
@@ -154,6 +161,11 @@ def choose(
         train.append(find_corpus(files, codes, **settings))
     for direction, *two in pairs:
         train.append(find_corpus(two, parse_languages(direction), **settings))
+    if len(mix) == 1 and mix[0] in corpus_names():
+        mixed = _as_list(named_corpus(mix[0], "train", codes, root, both_ways=both_ways))
+    else:
+        mixed = [find_corpus(mix, codes, **settings)] if mix else []
+    train += [replace(corpus, train_only=True) for corpus in mixed]
     if valid is not None:
         validation.append(find_corpus(valid, codes, **settings))
     for direction, *two in valid_pairs:
@@ -181,6 +193,11 @@ def find_corpus(files: Sequence[str], languages: tuple[str, str] | None, **setti
         raise DataError(f"{len(paths)} files are given, must be source and target: use --pair for more pairs of files")
     for path in paths:
         if not path.is_file():
+            if len(paths) == 1 and (facts := registry().get(str(path))) is not None:
+                kinds = " and ".join(facts["lines"])
+                raise DataError(
+                    f"{path} has no text to train on, only {kinds}: choose from {', '.join(corpus_names())}"
+                )
             names = f", or a name from {', '.join(corpus_names())}" if len(paths) == 1 else ""
             raise DataError(f"{path} is not a file: give a file of text{names}")
     for path in paths[: 2 * (len(paths) == 2)]:
@@ -192,6 +209,8 @@ def find_corpus(files: Sequence[str], languages: tuple[str, str] | None, **setti
         raise DataError(
             f"{paths[0]} is only one side: give a second file with its translations, or a .tsv or .jsonl file"
         )
+    if len(paths) == 1 and file_type(paths[0]).lower() == "jsonl":
+        languages, settings["fields"] = _jsonl_settings(paths[0], languages, settings.get("fields"))
     if languages is None:
         if len(paths) == 1:
             raise DataError(
@@ -199,6 +218,37 @@ def find_corpus(files: Sequence[str], languages: tuple[str, str] | None, **setti
             )
         languages = languages_of(paths)
     return Corpus(" + ".join(path.name for path in paths), paths, languages, **settings)
+
+
+def _jsonl_settings(
+    path: Path, languages: tuple[str, str] | None, fields: tuple[str, str] | None
+) -> tuple[tuple[str, str] | None, tuple[str, str] | None]:
+    """The languages and fields of a JSONL file. What is not given is taken from its first object, if that has Hugging
+    Face's form: `{"translation": {"cs": "...", "en": "..."}}`."""
+    first = _first_object(path)
+    texts = first.get(NESTED)
+    if not isinstance(texts, dict) or not all(re.fullmatch(LANGUAGE, language) for language in texts):
+        return languages, fields
+    language_of = {f"{NESTED}.{language}": language for language in texts}
+    if languages is None:
+        named = [language_of[field] for field in fields or language_of if field in language_of]
+        if len(named) > 2:
+            example = f"--languages {named[0]}-{named[1]}"
+            raise DataError(f"{path} has texts in {', '.join(named)}: add --languages, for example {example}")
+        languages = (named[0], named[1]) if len(set(named)) == 2 else None
+    if fields is None and languages is not None and not set(languages) <= first.keys():
+        nested = f"{NESTED}.{languages[0]}", f"{NESTED}.{languages[1]}"
+        fields = nested if set(nested) <= language_of.keys() else None
+    return languages, fields
+
+
+def _first_object(path: Path) -> dict[str, Any]:
+    """Empty if the first line is not an object: then `read_jsonl` refuses it."""
+    line = next((line for line in read_lines(path) if line.strip()), b"")
+    try:
+        return dict(json.loads(line.decode("utf-8", "surrogateescape")))
+    except (ValueError, TypeError, RecursionError):
+        return {}
 
 
 def merge_directions(corpora: Iterable[Corpus]) -> list[Corpus]:

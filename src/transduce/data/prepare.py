@@ -300,9 +300,10 @@ def hold_out(spools: Sequence[Spool], valid_spools: Sequence[Spool], valid_pairs
     The choice depends only on the hash of the source, so not on order, machine or other pairs. All training pairs with
     a side that occurs in validation are dropped: a sentence may have several translations, also in several corpora.
     """
-    share = 0.0 if valid_spools else held_out_share(sum(spool.n_pairs for spool in spools), valid_pairs)
+    n_pairs = sum(spool.n_pairs for spool in spools if not spool.corpus.train_only)
+    share = 0.0 if valid_spools else held_out_share(n_pairs, valid_pairs)
     bound = np.uint64(share * 2**64)
-    is_held = [spool.hash_N2()[:, 0] < bound for spool in spools]
+    is_held = [(spool.hash_N2()[:, 0] < bound) & (not spool.corpus.train_only) for spool in spools]
     held_hashes = [spool.hash_N2() for spool in valid_spools] or [
         spool.hash_N2()[is_held_N] for spool, is_held_N in zip(spools, is_held, strict=True)
     ]

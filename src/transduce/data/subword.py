@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import reprlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import sentencepiece
@@ -102,11 +103,15 @@ class Subwords:
         return Subwords, (self.model,)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Encode texts without start and end marks, which `make_batch` adds."""
+        """Encode texts without start and end marks, which `make_batch` adds.
+
+        One text goes in a list too: `encode(["Das ist gut."])`.
+        """
+        check_several(lines, "lines", "encode([text])")
         if not self._is_by_words:
             return self.encode_slowly(lines)
         rows: list[list[int]] = []
-        for line in lines:
+        for line in each_text(lines, "lines"):
             row: list[int] = []
             if line:  # an empty text has no words, but split would give one
                 for word in _escape(line).split(" "):
@@ -125,7 +130,9 @@ class Subwords:
 
     def encode_slowly(self, lines: Sequence[str]) -> list[list[int]]:
         """Encode whole lines with SentencePiece, without the cache."""
-        rows: list[list[int]] = self._processor.encode([_escape(line) for line in lines], num_threads=1)
+        check_several(lines, "lines", "encode_slowly([text])")
+        texts = [_escape(line) for line in each_text(lines, "lines")]
+        rows: list[list[int]] = self._processor.encode(texts, num_threads=1)
         return rows
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
@@ -161,6 +168,31 @@ class Subwords:
             remedy = f"choose from {', '.join(known)}" if known else "this model has one direction and no tags"
             raise DataError(f"there is no tag for language {language!r}: {remedy}")
         return int(tag)
+
+
+# Arguments that are several texts. Python takes a string for a list of its letters, so these checks are needed.
+
+
+def check_several(texts: object, name: str, remedy: str) -> None:
+    """Raise a TypeError if an argument cannot be several texts. `remedy`: what to write for one text."""
+    if isinstance(texts, str):
+        raise TypeError(f"{name} is one string, must be a list of strings: write {remedy}")
+    check_iterable(texts, name, "a list of strings")
+
+
+def check_iterable(texts: object, name: str, bound: str) -> None:
+    # Iterating over bytes gives numbers, over a dictionary its keys, over a set texts in an unknown order.
+    if not isinstance(texts, Iterable) or isinstance(texts, bytes | bytearray | Mapping | set | frozenset):
+        raise TypeError(f"{name} is {reprlib.repr(texts)}, must be {bound}")
+
+
+def each_text(texts: Iterable[str], name: str) -> Iterator[str]:
+    """The texts. An item that is not a string is a TypeError, raised when its turn comes."""
+    for n, text in enumerate(texts, 1):
+        if not isinstance(text, str):
+            shown = reprlib.repr(text)
+            raise TypeError(f"item {n} of {name} is {shown}, must be a string: the first item is item 1")
+        yield text
 
 
 def _tag(language: str) -> str:

@@ -19,6 +19,8 @@ from pathlib import Path
 from transduce.data.corpora import find_packed, read_lines, registry
 from transduce.errors import DataError
 
+__all__ = ["Tree", "linearise", "parse", "repair", "strip"]
+
 ROOT = "TOP"
 """Label of the outermost bracket. Treebanks use different labels or none, so the sequences omit this bracket."""
 WORD = "XX"
@@ -28,19 +30,29 @@ MAX_DEPTH = 150
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A constituent, or a word with its part of speech as the label."""
+    """A constituent, or a word with its part of speech as the label.
+
+    >>> from transduce.data.trees import Tree
+    >>> tree = Tree("NP", (Tree("DT", word="the"), Tree("NN", word="cat")))
+    >>> print(tree)
+    (NP (DT the) (NN cat))
+    >>> tree.words()
+    ['the', 'cat']
+    """
 
     label: str
     children: tuple[Tree, ...] = ()
     word: str | None = None
 
     def leaves(self) -> Iterator[Tree]:
+        """The words with their parts of speech, from left to right."""
         if self.word is not None:
             yield self
         for child in self.children:
             yield from child.leaves()
 
     def words(self) -> list[str]:
+        """The words from left to right."""
         return [leaf.word for leaf in self.leaves() if leaf.word is not None]
 
     def __str__(self) -> str:
@@ -51,7 +63,13 @@ class Tree:
 
 
 def parse(text: str) -> Tree:
-    """Parse one bracketed tree. A few words in treebanks contain a space or a no-break space; they stay one word."""
+    """Parse one bracketed tree. A few words in treebanks contain a space or a no-break space; they stay one word.
+
+    >>> from transduce.data.trees import parse
+    >>> tree = parse("(S (NP (NNP John)) (VP (VBZ sleeps)))")
+    >>> tree.label, tree.words()
+    ('S', ['John', 'sleeps'])
+    """
     stack: list[tuple[str, list[Tree], list[str]]] = [("", [], [])]
     for match in re.finditer(r"\([ \t\r\n]*([^ \t\r\n()]*)|\)|([^ \t\r\n()]+)", text):
         opened, word = match[1], match[2]
@@ -80,7 +98,12 @@ def parse(text: str) -> Tree:
 
 
 def strip(tree: Tree) -> Tree:
-    """Remove traces, functional tags, indices and the root's label, as is usual for training and scoring parsers."""
+    """Remove traces, functional tags, indices and the root's label, as is usual for training and scoring parsers.
+
+    >>> from transduce.data.trees import parse, strip
+    >>> print(strip(parse("(ROOT (S (NP-SBJ-1 (NNP John)) (VP (VBZ sleeps) (NP (-NONE- *)))))")))
+    (TOP (S (NP (NNP John)) (VP (VBZ sleeps))))
+    """
     children = tree.children if tree.label in ("", "ROOT", ROOT) and tree.word is None else (tree,)
     kept = (_strip(child) for child in children)
     return Tree(ROOT, tuple(child for child in kept if child is not None))
@@ -98,7 +121,12 @@ def _strip(tree: Tree) -> Tree | None:
 
 
 def linearise(tree: Tree) -> list[str]:
-    """The target sequence of a stripped tree."""
+    """The target sequence of a stripped tree.
+
+    >>> from transduce.data.trees import linearise, parse, strip
+    >>> print(*linearise(strip(parse("(S (NP (NNP John)) (VP (VBZ sleeps)))"))))
+    (S (NP XX )NP (VP XX )VP )S
+    """
     assert tree.label == ROOT, "strip first"
     return [token for child in tree.children for token in _linearise(child)]
 
@@ -119,6 +147,10 @@ def repair(tokens: Sequence[str], words: Sequence[str], tags: Sequence[str] | No
     A closing bracket closes the nearest open bracket of its label and all brackets inside it; without such an open
     bracket it is ignored. Words without an XX are added at the end, below the root. Surplus XX and empty brackets are
     dropped.
+
+    >>> from transduce.data.trees import repair
+    >>> print(repair("(S (NP XX )NP (VP XX XX XX".split(), ["John", "sleeps"], tags=["NNP", "VBZ"]))
+    (TOP (S (NP (NNP John)) (VP (VBZ sleeps))))
     """
     tags = [WORD] * len(words) if tags is None else tags
     leaves = iter([Tree(tag, word=word) for tag, word in zip(tags, words, strict=True)])

@@ -25,6 +25,16 @@ def to_ctranslate2(model: Transformer, subwords: Subwords, out: Path, quantizati
 
     `quantization` is CTranslate2's name: int8, float16, ...; None for float32. The input of CTranslate2 is subword
     pieces without an end mark, which it adds. Its beam search ranks as ours does with the length penalty "length".
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from transduce import Translator
+    >>> from transduce.interop import to_ctranslate2
+    >>> translator = Translator.load(device="cpu")
+    >>> with TemporaryDirectory() as folder:
+    ...     to_ctranslate2(translator.model, translator.subwords, Path(folder) / "model", "int8")
+    ...     print(*sorted(path.name for path in (Path(folder) / "model").iterdir()))
+    config.json model.bin shared_vocabulary.json subwords.model
     """
     spec = specification(model, subwords)
     spec.validate()

@@ -1,6 +1,6 @@
 """Conversion of models to and from Hugging Face's Marian: names, orientation and order of dimensions of the weights."""
 
-# Axes: D = d_model, T positions.
+# Axes: D = d_model, T positions, V entries of a vocabulary.
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from transduce.config import ModelConfig
 from transduce.errors import ConfigError
+from transduce.extras import missing
 from transduce.model import Transformer, sinusoid
 
 
@@ -20,8 +21,17 @@ def to_marian(model: Transformer, n_positions: int = 1024) -> Any:
     """A `MarianMTModel` that gives the same logits, for texts of up to `n_positions` tokens.
 
     Its layer norms use `norm_eps` of our model. Marian's format cannot store it: after saving and loading it is 1e-5.
+
+    >>> from transduce import Translator
+    >>> from transduce.interop import to_marian
+    >>> marian = to_marian(Translator.load(device="cpu").model)
+    >>> type(marian).__name__
+    'MarianMTModel'
     """
-    from transformers import MarianConfig, MarianMTModel
+    try:
+        from transformers import MarianConfig, MarianMTModel
+    except ImportError:
+        raise missing("to_marian", "transformers", "export") from None
 
     config = model.config
     check(config)
@@ -64,12 +74,23 @@ def to_marian(model: Transformer, n_positions: int = 1024) -> Any:
 
 
 def from_marian(marian: Any) -> Transformer:
-    """A model of ours with the weights of a `MarianMTModel`."""
-    settings = marian.config
+    """A model of ours with the weights of a `MarianMTModel`.
+
+    >>> from transduce import Translator
+    >>> from transduce.interop import from_marian, to_marian
+    >>> model = Translator.load(device="cpu").model
+    >>> from_marian(to_marian(model)).config.d_model == model.config.d_model
+    True
+    """
+    settings, state = marian.config, marian.state_dict()
     width = settings.d_model // settings.encoder_attention_heads
+    # The weights themselves, not Marian's two settings: what those tie differs between versions of transformers.
+    source_VD, target_VD, output_VD = (state[name] for name in EMBEDDINGS.values())
+    is_tied = torch.equal(target_VD, output_VD)
     config = ModelConfig(
-        source_vocab_size=settings.vocab_size,
-        target_vocab_size=settings.vocab_size,
+        source_vocab_size=len(source_VD),
+        target_vocab_size=len(output_VD),
+        tied_embeddings=("three" if torch.equal(source_VD, target_VD) else "two") if is_tied else "none",
         d_model=settings.d_model,
         n_encoder_layers=settings.encoder_layers,
         n_decoder_layers=settings.decoder_layers,
@@ -93,8 +114,8 @@ def from_marian(marian: Any) -> Transformer:
         raise ConfigError(
             "Marian models whose encoder and decoder differ, or whose embeddings are not scaled, are not supported"
         )
-    state, order_D = marian.state_dict(), order_of_dimensions(config.d_model)
-    model = Transformer(config).to(state["model.shared.weight"].dtype).eval()
+    order_D = order_of_dimensions(config.d_model)
+    model = Transformer(config).to(source_VD.dtype).eval()
     weights = {pair.ours: pair.from_marian(state[pair.marian], order_D) for pair in weight_pairs(config)}
     model.load_weights(weights | {"output_bias": state["final_logits_bias"][0]})
     return model
@@ -141,8 +162,18 @@ class WeightPair(NamedTuple):
         return W.T if self.is_transposed else W
 
 
+EMBEDDINGS = {
+    "source_embedding": "model.encoder.embed_tokens.weight",
+    "target_embedding": "model.decoder.embed_tokens.weight",
+    "output_projection": "lm_head.weight",
+}
+"""The three matrices with a row for each entry of a vocabulary: our names and Marian's."""
+
+
 def weight_pairs(config: ModelConfig) -> Iterator[WeightPair]:
-    yield WeightPair("source_embedding", "model.shared.weight", 1, False)
+    n_matrices = {"three": 1, "two": 2, "none": 3}[config.tied_embeddings]
+    for ours, marian in list(EMBEDDINGS.items())[:n_matrices]:
+        yield WeightPair(ours, marian, 1, False)
     attentions = {"self_attention": "self_attn", "memory_attention": "encoder_attn"}
     for stack, n_layers in (("encoder", config.n_encoder_layers), ("decoder", config.n_decoder_layers)):
         for i in range(n_layers):

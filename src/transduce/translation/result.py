@@ -24,12 +24,16 @@ class Alternative(NamedTuple):
     log_prob: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Translation:
-    """One line, translated.
+    """One line, translated. As a string it is the text of the translation.
 
     >>> from transduce import Translator
-    >>> translation = Translator.load(device="cpu").translate(["Das ist gut."])[0]
+    >>> translation = Translator.load(device="cpu").translate("Das ist gut.")
+    >>> print(translation)
+    That's good.
+    >>> translation
+    Translation("That's good.", score=-0.71)
     >>> translation.text, translation.flags
     ("That's good.", ())
     """
@@ -44,3 +48,14 @@ class Translation:
     tokens: tuple[Token, ...] | None = None
     alignment: tuple[Link, ...] | None = None
     """(source word, target word), counted from 0. Words are separated by white space."""
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        """The text, the score and the flags, and how many of the rest there are."""
+        parts = [repr(self.text), f"score={self.score:.2f}"]
+        parts += [f"flags={self.flags}"] if self.flags else []
+        counts = {"alternatives": len(self.alternatives), "tokens": len(self.tokens or ())}
+        parts += [f"{n} {name}" for name, n in counts.items() if n > 1]
+        return f"{type(self).__name__}({', '.join(parts)})"

@@ -8,27 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, get_args, overload
 
 import torch
 
 from transduce.config import DecodeConfig, RunConfig
-from transduce.data.subword import SUBWORDS, Subwords
+from transduce.data.subword import SUBWORDS, Subwords, check_iterable, check_several, each_text
 from transduce.engines.choose import Engine, choose_engine, make_stepper
 from transduce.engines.layers import Precision
 from transduce.errors import ConfigError, ModelFolderError
 from transduce.model import Transformer
-from transduce.model_folder.format import BUNDLED, AlignmentHeads, Origin, load_model, load_origin, model_folder
-from transduce.runtime import default_device
+from transduce.model_folder.format import (
+    BUNDLED,
+    BUNDLED_MODEL,
+    AlignmentHeads,
+    Origin,
+    load_model,
+    load_origin,
+    model_folder,
+)
+from transduce.runtime import check_device, default_device
 from transduce.search.hypotheses import Hypothesis, Sentence
 from transduce.search.loop import search, sentences_at_a_time
 from transduce.search.protocols import Cancelled, Queue, Stepper
 from transduce.search.spelling import LINE_BREAKS, one_line, whole_characters
 from transduce.translation.alignment import Link, n_words
 from transduce.translation.explain import Explained, explain
+from transduce.translation.keywords import SearchKeywords, check_keywords, search_settings
 from transduce.translation.lines import Line, LineStream
 from transduce.translation.result import Alternative, Flag, Translation
 from transduce.translation.segments import Segment, longest_repeat, split
@@ -45,6 +54,7 @@ BATCH_SIZE = 64
 USUAL_BEAM = 4
 MIN_SENTENCES_PER_CORE = 8
 """With fewer, one search uses all cores."""
+MAX_SHOWN_DIRECTIONS = 4
 
 
 class Translator:
@@ -52,8 +62,13 @@ class Translator:
 
     >>> from transduce import Translator
     >>> translator = Translator.load(device="cpu")  # the bundled model; or the path of a model folder or a run
+    >>> print(translator.translate("Das ist gut."))
+    That's good.
     >>> [translation.text for translation in translator.translate(["Das ist gut.", ""])]
     ["That's good.", '']
+    >>> first, second = translator.translate("Wo ist mein Buch?", n_best=2).alternatives
+    >>> first.text, second.text
+    ("Where's my book?", 'Where is my book?')
     """
 
     def __init__(
@@ -69,12 +84,17 @@ class Translator:
         precision: Precision = "float32",
     ) -> None:
         """`precision`: the number format of products; int8 needs a CPU. `batch_size`: the maximum for one search."""
+        if precision not in get_args(Precision):
+            raise ConfigError(f"precision is {precision!r}, must be {' or '.join(get_args(Precision))}: choose one")
         batch_size = BATCH_SIZE if batch_size is None else batch_size
         if batch_size < 1:
             raise ConfigError(f"batch size is {batch_size}, must be at least 1: raise it")
         self.model, self.config, self.subwords, self.heads = model, config, subwords, heads
         self.origin, self.settings, self.batch_size = origin or Origin(), settings or config.decode, batch_size
         self.device, self.precision = next(model.parameters()).device, precision
+        self.folder: Path | None = None
+        self.spelling: Callable[[str], str] = str
+        """How messages write the name of a keyword. The command line writes --to for `to`."""
         if precision == "int8":
             _ = self.engine  # if the model does not support int8, the error is raised now, not at the first sentence
         self.rules = one_line(subwords, config.model).to(self.device)
@@ -98,7 +118,14 @@ class Translator:
         batch_size: int | None = None,
         precision: Precision = "float32",
     ) -> Translator:
-        """Loads a model folder, the model of a run, or the bundled model. `device` None: a GPU if there is one."""
+        """Loads a model folder, the model of a run, or the bundled model: `Translator.load("run", device="cpu")`.
+
+        `device` is "cpu" or "cuda"; None: a GPU if there is one. `settings`: of the search; None: those of the model.
+        `precision` is "float32" or "int8", which only a CPU has. `batch_size`: the maximum for one search.
+        """
+        _check_device(device)
+        if not isinstance(dtype, torch.dtype):
+            raise ConfigError(f"dtype is {dtype!r}, must be a dtype of PyTorch: give torch.float32 or torch.bfloat16")
         folder = model_folder(Path(folder))
         model, config = load_model(folder, device or default_device())
         origin, heads = load_origin(folder)
@@ -115,6 +142,7 @@ class Translator:
             batch_size=batch_size,
             precision=precision,
         )
+        translator.folder = folder
         _ = translator.stepper  # built now, so that the first request is not slow
         return translator
 
@@ -128,46 +156,126 @@ class Translator:
         """The engine, built on first use: it packs the weights."""
         return make_stepper(self.engine, self.model, self.precision)
 
+    def __repr__(self) -> str:
+        directions = [f"{source}-{target}" for source, target in self.origin.directions]
+        if len(directions) > MAX_SHOWN_DIRECTIONS:
+            directions = [*directions[:MAX_SHOWN_DIRECTIONS], f"{len(directions) - MAX_SHOWN_DIRECTIONS} more"]
+        parts = [
+            *([BUNDLED_MODEL if self.folder == BUNDLED else repr(str(self.folder))] if self.folder else []),
+            *([", ".join(directions)] if directions else []),
+            f"{sum(p.numel() for p in self.model.parameters()) / 1e6:.1f} M parameters",
+            # Choosing the engine may run the C compiler, so it is shown only if it is chosen already.
+            *([f"{self.engine.name} engine in {self.engine.precision}"] if "engine" in self.__dict__ else []),
+            str(self.device),
+        ]
+        return f"<Translator: {'; '.join(parts)}>"
+
     # Translating
 
+    @overload
+    def translate(  # type: ignore[overload-overlap]  # a string is also an iterable of strings
+        self,
+        texts: str,
+        to: str | None = None,
+        *,
+        with_details: bool = False,
+        prefix: str = "",
+        **search: Unpack[SearchKeywords],
+    ) -> Translation: ...
+
+    @overload
     def translate(
-        self, texts: Sequence[str], to: str | None = None, *, with_details: bool = False, prefix: str = ""
-    ) -> list[Translation]:
-        """Translates lines. See `stream` for the arguments."""
-        return list(self.stream(texts, to, with_details=with_details, prefix=prefix))
+        self,
+        texts: Iterable[str],
+        to: str | None = None,
+        *,
+        with_details: bool = False,
+        prefix: str = "",
+        **search: Unpack[SearchKeywords],
+    ) -> list[Translation]: ...
+
+    def translate(
+        self,
+        texts: str | Iterable[str],
+        to: str | None = None,
+        *,
+        with_details: bool = False,
+        prefix: str = "",
+        **search: Unpack[SearchKeywords],
+    ) -> Translation | list[Translation]:
+        """Translates one text, or a list of texts: `translator.translate("Das ist gut.")` is a `Translation`, and
+        `translator.translate(["Das ist gut.", "Ja."])` is a list of two.
+
+        `to`: the target language, if the model has several. `with_details` adds tokens and alignment. `prefix`: the
+        beginning of every translation, which is forced: `translator.translate("Das ist gut.", prefix="It")`.
+
+        Other keywords change the search for this call: `beam` (1 is greedy search), `n_best` (alternatives) and
+        `max_extra_tokens` (the limit of length), as in `translator.translate("Ja.", beam=8, n_best=3)`. `sample=True`
+        draws at random instead, with `temperature`, `top_k`, `top_p` and `seed`:
+        `translator.translate("Ja.", sample=True, top_p=0.9, seed=7)`. `DecodeConfig` describes them.
+        """
+        if isinstance(texts, str):
+            (translation,) = self.stream([texts], to, with_details=with_details, prefix=prefix, **search)
+            return translation
+        check_iterable(texts, "texts", "a string or a list of strings")
+        all_texts = list(each_text(texts, "texts"))  # refused before the first one is translated
+        return list(self.stream(all_texts, to, with_details=with_details, prefix=prefix, **search))
 
     def stream(
-        self, texts: Iterable[str], to: str | None = None, *, with_details: bool = False, prefix: str = ""
+        self,
+        texts: Iterable[str],
+        to: str | None = None,
+        *,
+        with_details: bool = False,
+        prefix: str = "",
+        **search: Unpack[SearchKeywords],
     ) -> Iterator[Translation]:
-        """Translates lines, in order. Each translation is yielded as soon as it and all before it are done.
+        """Translates lines, in order. Each translation is yielded as soon as it and all before it are done:
+        `next(translator.stream(["Das ist gut.", "Ja."]))` translates the first one.
 
-        `texts`, unless it is a list, is read in a separate thread, a bounded number of lines ahead. `to`: the target
-        language, if the model has several. `with_details` adds tokens and alignment. `prefix`: the beginning of every
-        translation, which is forced.
+        `texts`, unless it is a list, is read in a separate thread, a bounded number of lines ahead. The other arguments
+        are those of `translate`.
         """
-        with contextlib.closing(self._finished_lines(texts, to, prefix)) as lines:
+        lines = self._finished_lines(texts, to, prefix, search)
+        return self._translations(lines, with_details)
+
+    def _translations(self, lines: Generator[Line, None, None], with_details: bool) -> Iterator[Translation]:
+        with contextlib.closing(lines):
             for line in lines:
                 yield self._finish(line, list(self._explain(line)) if with_details else None)
 
     def explain(
-        self, texts: Iterable[str], to: str | None = None, *, prefix: str = ""
+        self, texts: Iterable[str], to: str | None = None, *, prefix: str = "", **search: Unpack[SearchKeywords]
     ) -> Iterator[tuple[Translation, list[Explained]]]:
-        """Like `stream`, and also yields the pass of the model over each part of a line, the source of the details."""
-        with contextlib.closing(self._finished_lines(texts, to, prefix)) as lines:
+        """Like `stream`, and also yields the pass of the model over each part of a line, the source of the details:
+        `translation, parts = next(translator.explain(["Das ist gut."]))`."""
+        return self._explanations(self._finished_lines(texts, to, prefix, search))
+
+    def _explanations(self, lines: Generator[Line, None, None]) -> Iterator[tuple[Translation, list[Explained]]]:
+        with contextlib.closing(lines):
             for line in lines:
                 yield self.finish_explained(line)
 
-    def _finished_lines(self, texts: Iterable[str], to: str | None, prefix: str) -> Generator[Line, None, None]:
-        tag, prefix_ids = self.tag_for(to), self.encode_prefix(prefix)
+    def _finished_lines(
+        self, texts: Iterable[str], to: str | None, prefix: str, search: SearchKeywords
+    ) -> Generator[Line, None, None]:
+        """Refuses wrong arguments at once, and translates when the first line is requested."""
+        check_several(texts, "texts", "[text]")
+        check_keywords(search)
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            texts = each_text(texts, "texts")
+        settings = search_settings(self.settings, search, self.spelling)
+        return self._search_and_order(texts, self.tag_for(to), self.encode_prefix(prefix), settings)
+
+    def _search_and_order(
+        self, texts: Iterable[str], tag: list[int], prefix: list[int], settings: DecodeConfig
+    ) -> Generator[Line, None, None]:
         lines = LineStream(
-            texts,
-            lambda text: self.prepare(text, tag, prefix_ids),
-            self.batch_size_for(self.settings),
-            self.config.model.eos_id,
+            texts, lambda text: self.prepare(text, tag, prefix), self.batch_size_for(settings), self.config.model.eos_id
         )
         try:
             while not lines.is_over:
-                with contextlib.closing(self._search_lines(lines)) as results:
+                with contextlib.closing(self._search_lines(lines, settings)) as results:
                     for sentence, hypotheses in results:
                         lines.put(sentence.number, hypotheses)
                         yield from lines.finished()
@@ -177,28 +285,29 @@ class Translator:
         finally:
             lines.close()
 
-    def _search_lines(self, lines: LineStream) -> Generator[Result, None, None]:
+    def _search_lines(self, lines: LineStream, settings: DecodeConfig) -> Generator[Result, None, None]:
         """One search per core if there are enough sentences; otherwise one search that uses all cores."""
+        search_one = partial(self._search_until_stopped, settings)
         n_workers = torch.get_num_threads() if self.device.type == "cpu" else 1
         if n_workers == 1:
-            yield from self._search_until_stopped(lines)
+            yield from search_one(lines)
         elif len(window := list(lines.take_window())) >= MIN_SENTENCES_PER_CORE * n_workers:
             # The window is sorted by length, so every n-th sentence makes shares of equal work.
             rest = SharedLines(lines)
             shares = [FirstThen(window[i::n_workers], rest) for i in range(n_workers)]
-            yield from in_threads(self._search_until_stopped, shares)
+            yield from in_threads(search_one, shares)
         elif window:  # otherwise only blank lines have come, which the caller returns
-            yield from self._search_until_stopped(FirstThen(window, lines))
+            yield from search_one(FirstThen(window, lines))
 
     def _search_until_stopped(
-        self, sentences: Iterable[Sentence] | Queue, stop: threading.Event | None = None
+        self, settings: DecodeConfig, sentences: Iterable[Sentence] | Queue, stop: threading.Event | None = None
     ) -> Iterator[Result]:
         def check_stop(_: Sequence[Sentence]) -> Iterable[int]:
             if stop is not None and stop.is_set():
                 raise Stopped
             return ()
 
-        return self.search(sentences, cancelled=check_stop)
+        return self.search(sentences, settings, cancelled=check_stop)
 
     def search(
         self,
@@ -235,24 +344,29 @@ class Translator:
         targets = list(dict.fromkeys(target for _, target in self.origin.directions))
         if not self.origin.tagged_languages:
             if to is not None and targets and to not in targets:
-                raise ConfigError(f"--to is {to!r}, this model translates into {', '.join(targets)}: leave it out")
+                known = ", ".join(targets)
+                raise ConfigError(f"{self.spelling('to')} is {to!r}, this model translates into {known}: leave it out")
             return []
         known = ", ".join(self.origin.tagged_languages)
         if to is None:
             if len(self.origin.tagged_languages) > 1:
-                raise ConfigError(f"this model translates into {known}: choose one with --to")
+                example = self.spelling(f"to={self.origin.tagged_languages[0]!r}")
+                raise ConfigError(f"this model translates into {known}: choose one with {example}")
             to = self.origin.tagged_languages[0]
         if to not in self.origin.tagged_languages:
-            raise ConfigError(f"--to is {to!r}, this model translates into {known}: choose one of them")
+            raise ConfigError(
+                f"{self.spelling('to')} is {to!r}, this model translates into {known}: choose one of them"
+            )
         return [self.subwords.tag(to)]
 
     def encode_prefix(self, prefix: str) -> list[int]:
         if set(prefix) & {*LINE_BREAKS, "\t"}:
-            raise ConfigError(f"--prefix is {prefix!r}, must be one line without tabs: remove them")
+            raise ConfigError(f"{self.spelling('prefix')} is {prefix!r}, must be one line without tabs: remove them")
         ids = self.subwords.encode([prefix.strip()])[0]
         if self.longest_output is not None and len(ids) >= self.longest_output:
             raise ConfigError(
-                f"--prefix has {len(ids)} tokens, this model's limit is {self.longest_output}: shorten it"
+                f"{self.spelling('prefix')} has {len(ids)} tokens, this model's limit is {self.longest_output}: "
+                "shorten it"
             )
         return ids
 
@@ -336,6 +450,17 @@ def _flags(line: Line, best: Sequence[Hypothesis], text: str) -> tuple[Flag, ...
         "close": any(h.margin < CLOSE - CLOSE_SHARE * h.log_prob for h in best),
     }
     return tuple(flag for flag, is_set in applies.items() if is_set)
+
+
+def _check_device(device: str | None) -> None:
+    """Refuses a device that this machine lacks. A GPU may have a number: cuda:1."""
+    kind, _, number = str(device).partition(":")
+    try:
+        check_device(None if device is None else kind)
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("--")) from None
+    if kind == "cuda" and number and not (number.isdecimal() and int(number) < torch.cuda.device_count()):
+        raise ConfigError(f"device is {device}, must be below cuda:{torch.cuda.device_count()}: give another number")
 
 
 def _lowest_bound(*bounds: int | None, n_reserved: int) -> int | None:

@@ -44,7 +44,7 @@ SHOWN_IF_QUIET = (OutOfMemoryEvent, BadStepEvent, DamagedEvent)
 @contextmanager
 def show_training(out: Path, quiet: bool, tensorboard: bool) -> Iterator[tuple[OnEvent, ProgressCallback]]:
     """Shows the progress of a run on stderr: a live display on a terminal, plain lines elsewhere."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, force_jupyter=False)
     display = TrainingDisplay(console, out, quiet, tensorboard)
     with display.live:
         yield display.show_event, display.show_stage
@@ -214,6 +214,8 @@ def show_result(console: Console, out: Path, result: Mapping[str, Any], events: 
     if "bleu" in result:
         scores += f", BLEU {result['bleu']:.1f} of greedy translations"
     console.print(escape(f"{out / 'model'}: {kind} ({result['taken']}){scores}"))
+    if taken["steps"] == [0]:
+        console.print("no later checkpoint is better on the validation text: the model has the weights it began with")
     seconds = seconds_text(result["seconds"])
     console.print(f"{result['steps']:,} steps, {result['target_tokens']:,} target tokens, {seconds}")
 
