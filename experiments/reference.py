@@ -6,7 +6,6 @@ import ast
 import importlib
 import inspect
 import math
-import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +18,11 @@ MODULES = (
     "transduce.data.prepare",
     "transduce.data.plan",
     "transduce.data.batches",
+    "transduce.data.trees",
+    "transduce.evaluation.metrics",
     "transduce.insight.attention",
     "transduce.insight.embed",
+    "transduce.interop",
 )
 """The public modules. The public names of each are in its `__all__`."""
 INTRODUCTION = """# Python API
@@ -105,7 +107,7 @@ def signature(function: ast.FunctionDef, name: str | None = None, max_width: flo
 
     With a `name`, that of a constructor's class, the type of the result is left out.
     """
-    parts = [with_spaces(part) for part in split_arguments(ast.unparse(function.args)) if part not in ("self", "cls")]
+    parts = [part for part in argument_list(function.args) if part not in ("self", "cls")]
     result = "" if name or function.returns is None else f" -> {ast.unparse(function.returns)}"
     line = f"{name or function.name}({', '.join(parts)}){result}"
     if len(line) <= max_width:
@@ -114,21 +116,27 @@ def signature(function: ast.FunctionDef, name: str | None = None, max_width: flo
     return f"{name or function.name}(\n    {inside},\n){result}"
 
 
-def with_spaces(argument: str) -> str:
-    """The usual spaces around the = of an argument with a type and a default, which `ast.unparse` leaves out."""
-    return re.sub(r"^(\w+: [^=]*[^= ])=", r"\1 = ", argument)
+def argument_list(arguments: ast.arguments) -> list[str]:
+    """Each argument with its type and default, and the marks / and *. `ast.unparse` returns them as one text, in which
+    the commas of a lambda look like those between arguments."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [*[None] * (len(positional) - len(arguments.defaults)), *arguments.defaults]
+    parts = [argument(*pair) for pair in zip(positional, defaults, strict=True)]
+    if arguments.posonlyargs:
+        parts.insert(len(arguments.posonlyargs), "/")
+    if arguments.vararg is not None:
+        parts.append(f"*{ast.unparse(arguments.vararg)}")
+    elif arguments.kwonlyargs:
+        parts.append("*")
+    parts += [argument(*pair) for pair in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    return parts if arguments.kwarg is None else [*parts, f"**{ast.unparse(arguments.kwarg)}"]
 
 
-def split_arguments(text: str) -> list[str]:
-    """Split at commas that are not inside brackets."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts]
+def argument(name_and_type: ast.arg, default: ast.expr | None) -> str:
+    text = ast.unparse(name_and_type)
+    if default is None:
+        return text
+    return f"{text}{'=' if name_and_type.annotation is None else ' = '}{ast.unparse(default)}"
 
 
 # Members of classes

@@ -78,7 +78,7 @@ def at_a_glance() -> str:
     rows = [
         multi30k_row(),
         train_speed_row("two cores", on_cpu, cpu_command),
-        train_speed_row("two cores, both with our allocator settings", same_allocator, cpu_command),
+        train_speed_row("two cores, peer with our allocator settings", same_allocator, cpu_command),
         train_speed_row("one H200", result("benchmarks/results/train_speed_base_h200.json"), gpu_command),
         *(translate_speed_row(dtype) for dtype in ("int8", "float32")),
     ]
@@ -140,16 +140,16 @@ def train_speed_cpu() -> str:
         rows.append([plain_name(name), *cells])
     rows.append(["ours relative to the fastest peer", *(with_range(one["ratio"]) for one in results)])
     same_allocator = [one["keeping_memory"]["ratio"] for one in results]
-    rows.append(["the same, both with our allocator settings", *map(with_range, same_allocator)])
+    rows.append(["the same, peer with our allocator settings", *map(with_range, same_allocator)])
     return table(["target tokens per second, two cores", "small", "base"], rows)
 
 
 def train_speed_gpu() -> str:
     sizes = ("base", "big")
-    real = [result(f"benchmarks/results/train_real_{size}_h200.json") for size in sizes]
+    measured = [result(f"benchmarks/results/train_real_{size}_h200.json") for size in sizes]
     synthetic = {one["d_model"]: one for one in result("benchmarks/results/gpu_passes_h200.json")["speed"]}
-    runs = [one["ways"]["written"] for one in real]
-    same_size = [synthetic[one["config"]["model"]["d_model"]] for one in real]
+    runs = [one["ways"]["written"] for one in measured]
+    same_size = [synthetic[one["config"]["model"]["d_model"]] for one in measured]
     peers = result("benchmarks/results/train_speed_base_h200.json")
     rows = [
         [
@@ -182,10 +182,11 @@ def time_to_loss() -> str:
     """Time and steps of both programs."""
     rows = []
     for corpus in ("Europarl", "Multi30k"):
-        times = result(f"benchmarks/results/time_to_loss_{corpus.lower()}_h200.json")
-        both = (times[name] for name in ("ours", "nn.Transformer"))
+        measured = result(f"benchmarks/results/time_to_loss_{corpus.lower()}_h200.json")
+        both = (measured[name] for name in ("ours", "nn.Transformer"))
         ours, theirs = (f"{one['seconds']:.1f} s, {one['steps']} steps" for one in both)
-        rows.append([f"{corpus}, {times['size']}: {times['loss']:g}", ours, theirs, f"{times['ratio']:.1f}"])
+        target = f"{corpus}, {measured['size']}: {measured['loss']:g}"
+        rows.append([target, ours, theirs, f"{measured['ratio']:.1f}"])
     head = ["validation loss to reach, one H200", "`transduce train`", "`nn.Transformer`, plain loop", "times as fast"]
     return table(head, rows)
 

@@ -88,6 +88,10 @@ def label_smoothing(share: float) -> Change:
     return lambda config: replace(config, train=replace(config.train, label_smoothing=share))
 
 
+def no_warmup(config: RunConfig) -> RunConfig:
+    return replace(config, train=replace(config.train, schedule="inverse-root"))
+
+
 def big(config: RunConfig) -> RunConfig:
     wide = multiply(2, "d_model", "d_ff", "n_heads")(with_model(config, dropout=0.3))
     return replace(wide, train=replace(wide.train, max_steps=BIG_STEPS * wide.train.max_steps))
@@ -115,11 +119,7 @@ class Row(NamedTuple):
 
     @property
     def is_in_paper(self) -> bool:
-        return self.letter != "asked"
-
-    @property
-    def label(self) -> str:
-        return self.letter if self.is_in_paper else "extra"
+        return self.letter != "extra"
 
 
 ROWS = [
@@ -140,12 +140,12 @@ ROWS = [
     *(Row("D", f"label smoothing {share:g}", label_smoothing(share)) for share in (0.0, 0.2)),
     Row("E", "learned positions", model(positions="learned")),
     Row("big", "big", big),
-    Row("asked", "one narrow head, d_ff wider", one_narrow_head),
-    Row("asked", "no 1 / sqrt(d_k)", lambda config: config, "unscaled"),
-    Row("asked", "pre-norm", model(norm="pre")),
-    Row("asked", "no warm-up", lambda config: config, "no warm-up"),
-    Row("asked", "pre-norm, no warm-up", model(norm="pre"), "no warm-up"),
-    Row("asked", "no self-attention", lambda config: config, "no self-attention"),
+    Row("extra", "one narrow head, d_ff wider", one_narrow_head),
+    Row("extra", "no 1 / sqrt(d_k)", lambda config: config, "unscaled"),
+    Row("extra", "pre-norm", model(norm="pre")),
+    Row("extra", "no warm-up", no_warmup),
+    Row("extra", "pre-norm, no warm-up", lambda config: no_warmup(with_model(config, norm="pre"))),
+    Row("extra", "no self-attention", lambda config: config, "no self-attention"),
 ]
 LETTERS = list(dict.fromkeys(row.letter for row in ROWS))
 
@@ -351,7 +351,7 @@ def source_table(result: Record, keys: Sequence[str] = ()) -> str:
             ratios = [another / correct for correct, another in zip(right, wrong, strict=True)]
             rows.append(
                 [
-                    row.label,
+                    row.letter,
                     row.name,
                     render.mean_and_spread(right),
                     render.mean_and_spread(wrong),
@@ -361,7 +361,7 @@ def source_table(result: Record, keys: Sequence[str] = ()) -> str:
                 ]
             )
         elif row.key in keys:
-            rows.append([row.label, row.name, "not run", "", "", "", "0"])
+            rows.append([row.letter, row.name, "not run", "", "", "", "0"])
     head = ["row", "change", "perplexity", "perplexity given the source of another sentence", "ratio", "BLEU", "seeds"]
     return render.table(head, rows)
 
@@ -418,16 +418,16 @@ def runs_of(result: Record, row: Row) -> list[Record]:
 def cells_of(row: Row, runs: Sequence[Record]) -> list[str]:
     """Mean and standard deviation over the seeds whose training did not diverge."""
     if not runs:
-        return [row.label, row.name, "", "not run", "", "", "0", "", ""]
+        return [row.letter, row.name, "", "not run", "", "", "0", "", ""]
     ended = [run for run in runs if "failed" not in run]
     change = ", ".join(setting.partition(".")[2].replace("=", " ") for setting in runs[0]["change"])
     seeds = str(len(runs)) if len(ended) == len(runs) else f"{len(ended)} of {len(runs)}, the others diverged"
     device = devices_of({"runs": runs})
     if not ended:
-        return [row.label, row.name, change, "diverged", "", "", seeds, "", device]
+        return [row.letter, row.name, change, "diverged", "", "", seeds, "", device]
     perplexity, bleu, minutes = ([run[name] for run in ended] for name in ("perplexity", "bleu", "minutes"))
     return [
-        row.label,
+        row.letter,
         row.name,
         change,
         render.mean_and_spread(perplexity),
@@ -442,7 +442,7 @@ def cells_of(row: Row, runs: Sequence[Record]) -> list[str]:
 def draw(path: Path, result: Record) -> None:
     """A chart of the perplexity of every row, with a dot for each seed and a line at the mean of base."""
     perplexities = {
-        row.name if row.letter in ("base", "big", "asked") else row.key: [
+        row.name if row.letter in ("base", "big", "extra") else row.key: [
             run["perplexity"] for run in runs_of(result, row) if "failed" not in run
         ]
         for row in ROWS

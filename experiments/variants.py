@@ -1,4 +1,4 @@
-"""Variants of the model and of training that are not settings of the package: they replace its functions temporarily.
+"""Variants of the model that are not settings of the package: they replace its functions temporarily.
 
 The context manager `during` is active while a run trains. A variant that changes the model needs plain passes, which
 call the model's own modules. After training, `settle` changes the weights so that an ordinary model computes the same
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from transduce import ModelConfig, Transformer
 from transduce.model import Attended, MultiHeadAttention, SelfAttention
-from transduce.training import trainer as loop
 
 
 class Variant(NamedTuple):
@@ -95,22 +94,8 @@ def n_self_attention_parameters(config: ModelConfig) -> int:
     return sum(W.numel() for name, W in weights.items() if ".self_attention." in name)
 
 
-# No warm-up. A setting cannot express it. With one warm-up step, equation 3 starts at sqrt(warmup_steps) times the
-# usual peak. With a rate factor that gives the usual peak, all later rates are too low by the same factor.
-
-
-def no_warmup() -> AbstractContextManager[None]:
-    """The rate stays at its peak during the usual warm-up steps, and then decreases as usual."""
-
-    def learning_rate(step: int, d_model: int, warmup_steps: int) -> float:
-        return float((d_model * max(step, warmup_steps)) ** -0.5)
-
-    return replaced(loop, "learning_rate", learning_rate)
-
-
 VARIANTS = {
     "as it is": Variant(),
     "unscaled": Variant(unscaled, put_scale_into_queries, passes="plain"),
     "no self-attention": Variant(no_self_attention, silence_self_attention, n_self_attention_parameters, "plain"),
-    "no warm-up": Variant(no_warmup),
 }

@@ -26,7 +26,7 @@ PACKAGE = ROOT / "src" / "transduce"
 # Each layer may import only from the layers before it.
 ORDER = [
     {"errors"},
-    {"config", "files", "runtime"},
+    {"config", "extras", "files", "runtime"},
     {"data", "reference", "attention"},
     {"model", "search"},
     {"model_folder", "engines"},
@@ -36,6 +36,7 @@ ORDER = [
     {"insight", "paper_check"},
     {"serving"},
     {"cli"},
+    {"commands"},
     {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
@@ -75,6 +76,14 @@ def test_imports_point_one_way(path: Path) -> None:
 
 def test_every_part_has_a_rank() -> None:
     assert {part(path) for path in MODULES} == RANK.keys()
+
+
+def test_the_architecture_page_has_the_same_layers() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    layers: list[set[str]] = [set() for _ in ORDER]
+    for number, name in re.findall(r"^\| (\d+) \| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE):
+        layers[int(number) - 1].add(name)
+    assert [*layers[:-1], {"__main__"}] == ORDER
 
 
 def test_reference_and_model_are_independent_and_search_does_not_import_the_model() -> None:
@@ -128,8 +137,9 @@ def test_import_transduce_loads_no_heavy_package() -> None:
 
 
 PUBLIC = """
-Batch ConfigError DataConfig DataError DecodeConfig DecoderState ModelConfig ModelFolderError RunConfig TrainConfig
-Transformer Translation Translator base big greedy load_model make_batch override save_model small tiny with_model
+Batch ConfigError DataConfig DataError DecodeConfig DecoderState Inspection ModelConfig ModelFolderError RunConfig
+TrainConfig TrainedRun Transformer Translation Translator base big evaluate greedy inspect load_model make_batch override
+prepare save_model small tiny train with_model
 """
 
 
@@ -138,8 +148,11 @@ PUBLIC_IN_MODULES = {
     "transduce.data.prepare": ["Prepared", "prepare"],
     "transduce.data.plan": ["Layout", "make_layout"],
     "transduce.data.batches": ["Batch", "Examples", "make_batch", "steps"],
+    "transduce.data.trees": ["Tree", "linearise", "parse", "repair", "strip"],
+    "transduce.evaluation.metrics": ["Comparison", "Score", "bleu", "chrf", "paired", "ter"],
     "transduce.insight.attention": ["AttentionRecord", "inspect"],
     "transduce.insight.embed": ["embed", "embed_stream", "similarity"],
+    "transduce.interop": ["from_marian", "to_ctranslate2", "to_marian"],
 }
 
 
@@ -207,6 +220,21 @@ def test_code_in_the_documentation_runs_and_prints_what_it_says(page: str, code:
     assert in_a_new_process(code).splitlines() == expected
 
 
+ABOUT_THE_INSIDE = "docs/changing-the-model.md"
+
+
+@pytest.mark.parametrize(
+    ("page", "code"), [block for block in blocks(r"```python\n(.*?)```") if block.values[0] != ABOUT_THE_INSIDE]
+)
+def test_code_in_the_documentation_imports_only_public_names(page: str, code: str) -> None:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            assert not any(alias.name.startswith("transduce.") for alias in node.names), "write from ... import"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "transduce":
+            public = {"transduce": transduce.__all__, **PUBLIC_IN_MODULES}[node.module or ""]
+            assert {alias.name for alias in node.names} <= set(public), node.module
+
+
 @pytest.mark.parametrize(("page", "block"), blocks(r"```\n(\$ .*?)```"))
 def test_the_documentation_shows_what_commands_print(page: str, block: str, tmp_path: Path) -> None:
     command, *shown = block.splitlines()
@@ -266,7 +294,8 @@ def test_tables_in_the_documentation_are_rendered_from_results() -> None:
 DIALECT = re.compile(
     r"nobody but|gives? nobody|for those who expect|seconds that a kind|whoever|comes? along\b"
     r"|that is no (?:run|number|model)"
-    r"|is left to pytorch|of (?:its|his|their) own accord|without a word|what is (?:un)?wanted|where there is none",
+    r"|is left to pytorch|of (?:its|his|their) own accord|without a word|what is (?:un)?wanted|where there is none"
+    r"|take in no more|shall not|nobody more|not ours to",
     re.IGNORECASE,
 )
 

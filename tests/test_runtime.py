@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,13 @@ def test_a_container_limits_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_omp_num_threads_is_followed(monkeypatch: pytest.MonkeyPatch, value: str, expected: int | None) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     assert runtime.default_threads() == (expected or runtime.n_cores())
+
+
+def test_the_age_of_a_process_includes_its_start() -> None:
+    code = "import time; time.sleep(0.5); from transduce.runtime import process_age; print(process_age())"
+    began = time.monotonic()
+    age = float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    assert 0.5 <= age <= time.monotonic() - began + 0.02, "the system counts in hundredths of a second"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="there is no affinity on this system")

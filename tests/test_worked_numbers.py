@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce import attention, model, reference
+from transduce import ConfigError, attention, model, reference
 from transduce.training import recipe
 
 Function = Callable[..., Any]
@@ -95,6 +95,17 @@ def test_learning_rate_is_highest_at_the_end_of_warm_up(learning_rate: Function)
     assert rates[15_999] == pytest.approx(rates[3999] / 2)  # then proportional to 1 / sqrt(step)
 
 
+@pytest.mark.parametrize(
+    ("learning_rate", "error"), [(reference.learning_rate, ValueError), (recipe.learning_rate, ConfigError)]
+)
+@pytest.mark.parametrize(("step", "warmup_steps"), [(0, 4000), (-1, 4000), (1, 0)])
+def test_steps_are_counted_from_1(
+    learning_rate: Function, error: type[Exception], step: int, warmup_steps: int
+) -> None:
+    with pytest.raises(error, match=f"step is {step} and warmup_steps is {warmup_steps}.* at least 1"):
+        learning_rate(step, 512, warmup_steps)
+
+
 def attend_in_torch(query: Any, key: Any, value: Any, visible: Any) -> Any:
     query, key, value, visible = (torch.as_tensor(x) for x in (query, key, value, visible))
     return [x.numpy() for x in attention.attend(query, key, value, attention.Visible(visible), 0.0)]
@@ -112,6 +123,22 @@ def test_attention_of_two_queries_and_two_keys(attend: Function) -> None:
     head, weight = attend(query, key, value, np.array([[[False, True]] * 2]))
     np.testing.assert_allclose(weight[0, 0], [[0, 1], [0, 1]])
     np.testing.assert_allclose(head[0, 0], [[0, 4], [0, 4]])
+
+
+def test_attention_of_one_head_takes_the_matrices_of_the_paper() -> None:
+    rng = np.random.default_rng(1)
+    query_QK, key_MK, value_MU = rng.normal(size=(5, 7)), rng.normal(size=(3, 7)), rng.normal(size=(3, 11))
+    visible_QM = np.tri(5, 3, dtype=bool)
+    head_QU, weight_QM = reference.attend(query_QK, key_MK, value_MU, visible_QM)
+    assert (head_QU.shape, weight_QM.shape) == ((5, 11), (5, 3))
+    four_axes = (query_QK[None, None], key_MK[None, None], value_MU[None, None])
+    for visible in (visible_QM, visible_QM[None], visible_QM[None, None]):
+        head_BHQU, weight_BHQM = reference.attend(*four_axes, visible)
+        np.testing.assert_array_equal(head_BHQU, head_QU[None, None])
+        np.testing.assert_array_equal(weight_BHQM, weight_QM[None, None])
+    # Two sentences with one head each, or two heads of one sentence.
+    head_BQU, _ = reference.attend(np.stack([query_QK] * 2), key_MK, value_MU, np.stack([visible_QM] * 2))
+    np.testing.assert_array_equal(head_BQU, np.stack([head_QU] * 2))
 
 
 def test_visibility_of_three_tokens_and_two_of_padding() -> None:

@@ -20,6 +20,7 @@ from transduce.config import (
 from transduce.errors import ConfigError, DataError, ModelFolderError
 
 if TYPE_CHECKING:
+    from transduce.commands import Inspection, TrainedRun, evaluate, inspect, prepare, train
     from transduce.data.batches import Batch, make_batch
     from transduce.model import DecoderState, Transformer
     from transduce.model_folder.format import load_model, save_model
@@ -31,13 +32,19 @@ if TYPE_CHECKING:
 _LAZY_IMPORTS = {
     "Batch": "transduce.data.batches",
     "DecoderState": "transduce.model",
+    "Inspection": "transduce.commands",
+    "TrainedRun": "transduce.commands",
     "Transformer": "transduce.model",
     "Translation": "transduce.translation.result",
     "Translator": "transduce.translation.translator",
+    "evaluate": "transduce.commands",
     "greedy": "transduce.search.loop",
+    "inspect": "transduce.commands",
     "load_model": "transduce.model_folder.format",
     "make_batch": "transduce.data.batches",
+    "prepare": "transduce.commands",
     "save_model": "transduce.model_folder.format",
+    "train": "transduce.commands",
 }
 
 __all__ = [
@@ -47,22 +54,28 @@ __all__ = [
     "DataError",
     "DecodeConfig",
     "DecoderState",
+    "Inspection",
     "ModelConfig",
     "ModelFolderError",
     "RunConfig",
     "TrainConfig",
+    "TrainedRun",
     "Transformer",
     "Translation",
     "Translator",
     "base",
     "big",
+    "evaluate",
     "greedy",
+    "inspect",
     "load_model",
     "make_batch",
     "override",
+    "prepare",
     "save_model",
     "small",
     "tiny",
+    "train",
     "with_model",
 ]
 

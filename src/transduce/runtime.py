@@ -114,6 +114,16 @@ def processor_features() -> str:
     return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.machine())
 
 
+def process_age() -> float:
+    """Seconds since this process was started, its imports included; 0 where the system does not tell."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        uptime = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
+        return uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of the whole line: the start time
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def cache_folder() -> Path:
     """The folder for files that can be created again: compiled libraries and measured speeds. It may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transduce"

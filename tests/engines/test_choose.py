@@ -26,19 +26,19 @@ NO_COMPILER = "there is no C compiler 'cc'"
 FOLDER = Path(__file__).parents[1] / "models" / "version-1"
 
 with_compiled_library = pytest.mark.skipif(
-    "AVX512" in str(library.why_missing("int8")), reason="this processor cannot run the compiled engine"
+    "AVX512" in str(library.unsupported("int8")), reason="this processor cannot run the compiled engine"
 )
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a compiled library."""
-    monkeypatch.setattr(library, "why_missing", lambda precision: None)
+    monkeypatch.setattr(library, "unsupported", lambda precision: None)
 
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "why_missing", lambda precision: NO_COMPILER)
+    monkeypatch.setattr(library, "unsupported", lambda precision: NO_COMPILER)
 
 
 def model_with(dtype: torch.dtype = torch.float32, **changes: Any) -> Transformer:

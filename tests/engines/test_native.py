@@ -36,7 +36,7 @@ from transduce.search.loop import limit_of, padded, search, sentences_at_a_time
 from transduce.search.peaks import GROUP, Peaks
 
 pytestmark = pytest.mark.skipif(
-    "AVX512" in str(native.why_missing("int8")), reason="this processor cannot run the compiled engine"
+    "AVX512" in str(native.unsupported("int8")), reason="this processor cannot run the compiled engine"
 )
 PRECISIONS: list[Precision] = ["int8", "float32"]
 

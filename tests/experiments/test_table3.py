@@ -17,7 +17,7 @@ from experiments.gradient_norms import gradient_norms
 from experiments.published import TABLE_3
 from experiments.runs import settings_from
 from experiments.table3 import DEPTH, ROWS, Job, Row, big, one_narrow_head, run_one, scaled
-from experiments.variants import VARIANTS, no_self_attention, no_warmup, unscaled
+from experiments.variants import VARIANTS, no_self_attention, unscaled
 from tests.support.pairs import sentences, write_pairs
 from tests.support.primes import prime_config, random_ids, random_model
 from transduce import ConfigError, DataConfig, Transformer, Translator, base, override, with_model
@@ -30,9 +30,9 @@ from transduce.evaluation import evaluate
 from transduce.model import MultiHeadAttention, Output, SelfAttention
 from transduce.paper_check import count_parameters
 from transduce.training import choices
-from transduce.training import trainer as loop
-from transduce.training.recipe import learning_rate, model_loss
+from transduce.training.recipe import learning_rate, model_loss, scheduled_rate
 
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 
 
@@ -42,6 +42,14 @@ def row(key: str) -> Row:
 
 
 # Rows
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("table3_*.json")), ids=lambda path: path.stem)
+def test_the_committed_runs_are_runs_of_rows(path: Path) -> None:
+    """Otherwise no table shows them, and the command repeats them."""
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    assert runs
+    assert {run["row"] for run in runs} <= {row.key for row in ROWS}
 
 
 def test_rows_of_the_paper_have_its_settings() -> None:
@@ -73,7 +81,7 @@ def test_rows_of_the_paper_have_its_settings() -> None:
     assert big(base()) == override(paper_big(), ["train.average_last=5"]), (
         "the only difference is averaging, which these runs do not use"
     )
-    assert {(one.letter, one.name) for one in ROWS if one.letter != "asked"} == TABLE_3.keys()
+    assert {(one.letter, one.name) for one in ROWS if one.letter != "extra"} == TABLE_3.keys()
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -201,17 +209,12 @@ def test_unused_parameters_are_those_without_a_gradient() -> None:
     assert VARIANTS["unscaled"].n_unused(config) == 0
 
 
-def rate_in_training(step: int) -> float:
-    """The rate that the trainer uses, for d_model 128 and 600 warm-up steps."""
-    return float(vars(loop)["learning_rate"](step, 128, 600))
-
-
-def test_without_warm_up_the_rate_starts_at_its_peak_and_ends_as_usual() -> None:
-    with no_warmup():
-        rates = [rate_in_training(step) for step in (1, 300, 600, 601, 3000)]
-    usual = [learning_rate(step, 128, 600) for step in (600, 600, 600, 601, 3000)]
-    assert rates == pytest.approx(usual)
-    assert rate_in_training(1) == learning_rate(1, 128, 600) < rates[0]
+@pytest.mark.parametrize("key", ["extra: no warm-up", "extra: pre-norm, no warm-up"])
+def test_without_warm_up_the_rate_starts_at_its_peak_and_ends_as_usual(key: str) -> None:
+    usual, changed = base().train, row(key).change(base()).train
+    rates = [scheduled_rate(step, 128, changed) for step in (1, 2000, 4000, 4001, 9000)]
+    assert rates == pytest.approx([scheduled_rate(step, 128, usual) for step in (4000, 4000, 4000, 4001, 9000)])
+    assert rates[0] > scheduled_rate(1, 128, usual)
 
 
 def test_replaced_functions_are_restored_after_an_error() -> None:
@@ -220,9 +223,6 @@ def test_replaced_functions_are_restored_after_an_error() -> None:
         raise ZeroDivisionError
     assert MultiHeadAttention.forward is original
     assert ("forward" in vars(SelfAttention)) == is_inherited
-    with no_warmup():
-        assert vars(loop)["learning_rate"] is not learning_rate
-    assert vars(loop)["learning_rate"] is learning_rate
 
 
 # Runs
@@ -258,11 +258,11 @@ def test_the_command_runs_missing_runs_and_prints_all_tables(
 ) -> None:
     out = tmp_path / "table3.json"
     names = ["base", "16 heads", "no self-attention"]
-    command = ["--prepared", str(prepared), "--out", str(out), *TOY, "--rows", "base", "A", "asked", "--names", *names]
+    command = ["--prepared", str(prepared), "--out", str(out), *TOY, "--rows", "base", "A", "extra", "--names", *names]
     table3.main([*command[:-1], "--seeds", "1"])
     table3.main([*command, "--seeds", "1"])
     result = json.loads(out.read_text())
-    assert [run["row"] for run in result["runs"]] == ["base: base", "A: 16 heads", "asked: no self-attention"]
+    assert [run["row"] for run in result["runs"]] == ["base: base", "A: 16 heads", "extra: no self-attention"]
     for run in result["runs"]:
         assert run["config"]["train"]["seed"] == run["seed"] == 1
         assert (run["steps"], run["averaged"], run["n_sentences"]) == (4, 1, 5)
@@ -318,11 +318,10 @@ def options_for(prepared: Path, *more: str) -> argparse.Namespace:
     return table3.parse(["--prepared", str(prepared), "--out", "unused", *TOY, *more])
 
 
-@pytest.mark.parametrize("key", ["asked: no 1 / sqrt(d_k)", "asked: no self-attention"])
+@pytest.mark.parametrize("key", ["extra: no 1 / sqrt(d_k)", "extra: no self-attention"])
 def test_a_variant_is_scored_as_it_was_trained(prepared: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        choices, "fastest_on_cpu", lambda model, n_ranks: ("float32", 1)
-    )  # bfloat16 is too inaccurate for this comparison
+    # bfloat16 is too inaccurate for this comparison.
+    monkeypatch.setattr(choices, "fastest_on_cpu", lambda *_: ("float32", 1))
     options = options_for(prepared, "--steps", "30")
     record = run_one(options, Job(key, 1))
     assert record["perplexity_as_scored"] == pytest.approx(record["perplexity"], rel=1e-5)

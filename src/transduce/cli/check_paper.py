@@ -47,9 +47,9 @@ def check_paper_command(
         size: Literal["base", "big"] = "big" if (against or name) == "big" else "base"
         tables[name] = size, check_paper(checked, size)
     counts = list(parameter_counts())
-    papers_own = (PRESETS["base"](), PRESETS["big"]())
+    paper_configs = (PRESETS["base"](), PRESETS["big"]())
     for name, checked in configs.items():
-        if checked not in papers_own:
+        if checked not in paper_configs:
             counts.append((f"{name}, as checked", None, count_parameters(checked)))
     all_rows = [row for _, rows in tables.values() for row in rows]
     different = list(dict.fromkeys(row.setting for row in all_rows if row.verdict == "differs"))  # in order, once each

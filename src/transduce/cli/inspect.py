@@ -29,7 +29,7 @@ def inspect_command(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL] [SENTENCE]...",
+            metavar="MODEL|SENTENCE",
             help="A model folder or a run folder (default: the bundled model), then sentences, each in quotes.",
         ),
     ] = None,
@@ -39,7 +39,7 @@ def inspect_command(
     html: Annotated[Path | None, typer.Option(help="Write a page that opens in any browser, offline.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all weights and numbers as JSON.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw one head, or all heads of a layer, for one sentence.")] = None,
-    svg: Annotated[Path | None, typer.Option(help="The same as a vector graphic.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Draw the heads that --png draws, as a vector graphic.")] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     kind: Annotated[
         str, typer.Option(metavar="encoder|decoder|memory", help="Which attention --png and --svg draw.")
@@ -61,7 +61,7 @@ def inspect_command(
     settings: Settings = None,
     quiet: Quiet = False,
 ) -> None:
-    """Show what each attention head looks at, how sure each token is, and which words belong together.
+    """Show what each head attends to, the probability of each token, and the word alignment.
 
     Examples:
 

@@ -35,10 +35,17 @@ Precision = Annotated[
     str, typer.Option("--dtype", metavar="float32|bfloat16|int8", help="Number format of the model. int8 needs a CPU.")
 ]
 Prefix = Annotated[str, typer.Option(help="Force every translation to begin with this text.")]
-Sample = Annotated[bool, typer.Option("--sample", help="Draw translations at random instead of searching the best.")]
+Sample = Annotated[
+    bool, typer.Option("--sample", help="Draw translations at random instead of searching for the best.")
+]
 Temperature = Annotated[float | None, typer.Option(help="With --sample: below 1 draws likely tokens more often.")]
 TopK = Annotated[int | None, typer.Option(help="With --sample: draw from the K most probable tokens.")]
-TopP = Annotated[float | None, typer.Option(help="With --sample: draw from the fewest tokens with probability P.")]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        help="With --sample: draw from the smallest set of most probable tokens whose probabilities add up to P."
+    ),
+]
 Seed = Annotated[int | None, typer.Option(help="With --sample: the seed.")]
 Bootstrap = Annotated[int, typer.Option(min=0, help="Bootstrap samples for the intervals; 0 disables them.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

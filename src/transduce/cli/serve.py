@@ -9,13 +9,13 @@ import typer
 
 from transduce.cli.model import load_translator
 from transduce.cli.options import BatchSize, Beam, Device, Precision, Settings, Threads, refuse_together
-from transduce.errors import ConfigError
+from transduce.extras import missing
 
 
 def serve_command(
     models: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[MODEL]...", help="Model folders or run folders. Default: the bundled model."),
+        typer.Argument(metavar="MODEL", help="Model folders or run folders. Default: the bundled model."),
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port.")] = 5000,
@@ -64,7 +64,7 @@ def serve_command(
         import python_multipart  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'transduce[serve]'") from None
+        raise missing("transduce serve", str(error.name), "serve") from None
     import torch
 
     from transduce.model_folder.format import BUNDLED

@@ -61,6 +61,13 @@ def train_command(
     from_model: Annotated[
         str | None, typer.Option("--from", metavar="MODEL", help="A model or a run whose weights to begin with.")
     ] = None,
+    mix: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE|CORPUS",
+            help="Older text to mix in, of which nothing is held out: a corpus, or two files by giving this twice.",
+        ),
+    ] = None,
     device: Device = None,
     devices: Annotated[
         int, typer.Option(min=1, help="Number of processes: one for each GPU, or several on the cores of a CPU.")
@@ -96,7 +103,7 @@ def train_command(
 
       transduce train prepared --size base --devices 8 --out run
 
-      transduce train more.de more.en --from run --out tuned --set train.max_steps=500
+      transduce train more.de more.en --from run --out tuned --mix train.de --mix train.en
 
       transduce train train.de train.en --out again --config run/run.json --set train.seed=2
 
@@ -104,6 +111,8 @@ def train_command(
     """
     from transduce.cli.show.tables import console_for_stdout
     from transduce.cli.show.training import show_result, show_training
+    from transduce.insight.report import REPORT, with_report
+    from transduce.runtime import process_age
     from transduce.training.journal import LOG, read_events
     from transduce.training.request import Request, settings_from_file
     from transduce.training.run import start_ranks, train
@@ -125,6 +134,8 @@ def train_command(
         "both_ways": both_ways,
         "data_root": data_root,
     }
+    if mix:
+        data["mix"] = mix
     is_prepared = files is not None and len(files) == 1 and Path(files[0]).is_dir()
     request = Request(
         data={} if is_prepared else data,
@@ -149,6 +160,7 @@ def train_command(
     if devices > 1 and "RANK" not in os.environ:
         raise typer.Exit(start_ranks(devices, sys.argv[1:]))
     with show_training(out, quiet, tensorboard) as (on_event, progress):
-        result = train(out, request, on_event, progress)
+        result = train(out, request, with_report(out, on_event), progress, process_age())
     if os.environ.get("RANK", "0") == "0" and not quiet:
         show_result(console_for_stdout(), out, result, read_events(out / LOG))
+        print(f"report: {out / REPORT}")

@@ -2,8 +2,8 @@
 
 The engines, from fast to slow: `native` (compiled C, CPUs), `cached` (PyTorch, one cache for all hypotheses) and
 `model` (the methods `start` and `step` of the model). The function `unsupported` of an engine returns the reason why it
-cannot be used. `engines.cuda`, which records turns on a GPU, is never chosen yet: its speed as the default has not been
-measured.
+cannot be used. `engines.cuda`, which records turns of the search on a GPU, is not chosen yet: only an earlier form,
+which recorded single steps, has been measured (benchmarks/LOG.md).
 """
 
 from __future__ import annotations

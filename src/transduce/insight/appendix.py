@@ -178,7 +178,7 @@ def allowed_pairs(attention: SentenceAttention, link: tuple[str, str] | None, mi
 def most_different(weight_LHSS: Array) -> tuple[int, int, int, float]:
     """The layer, the two of its heads that differ most, and their difference (total variation, mean over tokens).
 
-    The end mark is excluded on both sides: heads that have nothing to do attend to it.
+    The end mark is excluded on both sides: a head attends to it if its pattern does not occur in the sentence.
     """
     n_layers, n_heads = weight_LHSS.shape[:2]
     if n_heads < 2:

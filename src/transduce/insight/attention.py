@@ -91,7 +91,7 @@ class AttentionRecord:
 
     @cached_property
     def heads(self) -> list[Head]:
-        """Where each head tends to look in this sentence."""
+        """What each head mostly attends to in this sentence."""
         n_source = len(self.source)
         source_marks = [i < self.n_tags or i == n_source - 1 for i in range(n_source)]
         target_marks = [i == 0 for i in range(len(self.target))]

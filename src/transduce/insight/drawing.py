@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from transduce.errors import ConfigError, DataError
+from transduce.extras import missing
 from transduce.files import convert_write_errors, write_atomically
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def check_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ConfigError("figures need the package matplotlib: pip install 'transduce[figures]'") from None
+        raise missing("a figure", "matplotlib", "figures") from None
 
 
 def draw_in_style(draw: Callable[[], Result]) -> Result:

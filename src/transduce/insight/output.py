@@ -20,6 +20,7 @@ from transduce.insight.page import to_page
 from transduce.insight.picture import choose_heads, draw
 from transduce.insight.summary import show_record
 from transduce.model_folder.format import BUNDLED_MODEL
+from transduce.translation.arguments import is_sentence, split_model
 from transduce.translation.records import STDIN, Form, check_readable
 from transduce.translation.translator import Translator
 
@@ -53,17 +54,16 @@ class OutputOptions:
 
 def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     """Separates the model (None if the first argument does not name one) from the sentences."""
-    first, *rest = arguments or [""]
-    if first == BUNDLED_MODEL or os.path.isdir(first):
-        return Path(first), rest
-    is_one_word = first != "" and not any(map(str.isspace, first))
-    if is_one_word and os.path.isfile(first):
-        raise DataError(f"{first} is a file: give sentences in quotes, or read the file with --source {first}")
-    if is_one_word and (rest or os.sep in first):
-        raise ModelFolderError(
-            f"{first} is not a model folder: give one, or write {BUNDLED_MODEL} before a sentence of one word"
-        )
-    return None, list(arguments)
+    model, sentences = split_model(arguments)
+    if model is None and sentences and sentences[0] and not is_sentence(sentences[0]):
+        first = sentences[0]
+        if os.path.isfile(first):
+            raise DataError(f"{first} is a file: give sentences in quotes, or read the file with --source {first}")
+        if len(sentences) > 1 or os.sep in first:
+            raise ModelFolderError(
+                f"{first} is not a model folder: give one, or write {BUNDLED_MODEL} before the sentence"
+            )
+    return model, sentences
 
 
 def sentences_of(sentences: Sequence[str], source: str | None) -> list[str]:

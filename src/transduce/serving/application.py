@@ -130,7 +130,7 @@ def add_state(app: "FastAPI", service: Service, access: Access) -> None:
     engines = service.engine_fields()
     engines_without_reasons = [{name: one[name] for name in one if name != "reason"} for one in engines]
 
-    @app.get("/health", responses=describe_responses(HEALTH, *PROBE_REFUSALS), summary="Is the process alive")
+    @app.get("/health", responses=describe_responses(HEALTH, *PROBE_REFUSALS), summary="Whether the process is running")
     async def health(request: Request) -> JSONResponse:
         # This route needs no token, but a reason can contain paths and the output of a compiler.
         can_see_reasons = access.is_allowed(request.headers)
@@ -139,7 +139,7 @@ def add_state(app: "FastAPI", service: Service, access: Access) -> None:
     @app.get(
         "/ready",
         responses=describe_responses(STATUS, *PROBE_REFUSALS, 503),
-        summary="Are the models loaded and warmed up",
+        summary="Whether the models are loaded and warmed up",
     )
     async def ready() -> JSONResponse:
         status = "shutting down" if service.is_draining else "ready" if service.is_warm else "starting"

@@ -82,7 +82,7 @@ class Metrics:
                 ("queue_sentences", "gauge", "Sentences that wait.", n_waiting),
                 ("running_sentences", "gauge", "Sentences that are being translated.", n_running),
                 ("sentences_total", "counter", "Sentences translated.", self.n_sentences),
-                ("withdrawn_sentences_total", "counter", "Sentences cancelled.", self.n_cancelled),
+                ("cancelled_sentences_total", "counter", "Sentences cancelled.", self.n_cancelled),
                 ("source_tokens_total", "counter", "Source tokens, end marks included.", self.n_source_tokens),
                 ("target_tokens_total", "counter", "Tokens of the best translations.", self.n_target_tokens),
                 ("turns_total", "counter", "Turns of all searches.", self.n_turns),

@@ -183,16 +183,13 @@ def _protocol(limits: Limits, has_proxy: bool) -> type[Any]:
     return LimitedProtocol
 
 
-def report_engines(service: Service, log: Callable[[LogFields], None]) -> None:
-    """Log the engine of each direction and the reason for it, and print one line for each engine."""
+def report_engines(service: Service) -> None:
+    """Print one line for each engine: its directions and the reason for it."""
     directions_of: dict[Engine, list[str]] = {}
     for (source, target), engine in service.engines.items():
         directions_of.setdefault(engine, []).append(f"{source}-{target}")
-    for fields in service.engine_fields():
-        log({"event": "engine", **fields})
     for engine, directions in directions_of.items():
-        text = " ".join(str(engine).split())  # the output of a compiler can have several lines
-        print(f"engine for {', '.join(directions)}: {text}", file=sys.stderr, flush=True)
+        print(f"engine for {', '.join(directions)}: {engine}", file=sys.stderr, flush=True)
 
 
 def serve(
@@ -222,7 +219,7 @@ def serve(
                 service.start()
                 gc.collect()
                 gc.freeze()  # otherwise the collector scans all models again and again
-                report_engines(service, log)
+                report_engines(service)
                 print(f"serving at {url}", file=sys.stderr, flush=True)
             except Exception as error:
                 errors.append(error)

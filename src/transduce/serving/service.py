@@ -110,7 +110,7 @@ class Service:
         }
 
     def engine_fields(self) -> list[dict[str, Any]]:
-        """Return the engine of each direction and the reason for it, as /health and the log show them."""
+        """Return the engine of each direction and the reason for it, as /health shows them."""
         return [
             {
                 "source": source,
@@ -118,7 +118,7 @@ class Service:
                 "engine": engine.name,
                 "precision": engine.precision,
                 "is_fallback": engine.is_fallback,
-                "reason": " ".join(engine.reason.split()),  # the output of a compiler can have several lines
+                "reason": engine.reason,
             }
             for (source, target), engine in self.engines.items()
         ]

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,11 +89,18 @@ def settings_from_file(path: Path, *, with_steps: bool = True) -> list[str]:
     if isinstance(values, dict) and isinstance(values.get("config"), dict):
         values = values["config"]  # run.json, and config.json of a model folder
     config = RunConfig.from_json(json.dumps(values))  # refuses names and values that are wrong
+    names = [(section, name) for section, fields in values.items() for name in fields]
+    return settings_of_config(config, [name for name in names if with_steps or name[1] not in OF_THE_LENGTH])
+
+
+def settings_of_config(config: RunConfig, names: Sequence[tuple[str, str]] | None = None) -> list[str]:
+    """Settings in the form of `--set`, of all fields or of those with these names."""
+    if names is None:
+        names = [(section, name) for section, fields in asdict(config).items() for name in fields]
     return [
         f"{section}.{name}={getattr(getattr(config, section), name)}"
-        for section, fields in values.items()
-        for name in fields
-        if name not in OF_THE_DATA and (with_steps or name not in OF_THE_LENGTH)
+        for section, name in names
+        if name not in OF_THE_DATA
     ]
 
 

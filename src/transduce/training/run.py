@@ -53,10 +53,13 @@ from transduce.translation.alignment import MAX_PAIRS, Pair, choose_heads
 RESULT = "result.json"
 
 
-def train(folder: Path, request: Request, on_event: OnEvent, on_progress: Progress) -> dict[str, Any]:
+def train(
+    folder: Path, request: Request, on_event: OnEvent, on_progress: Progress, seconds_before: float = 0.0
+) -> dict[str, Any]:
     """Starts or resumes the run, trains to the end, and returns the content of result.json. Changes settings of the
-    whole process, see `Choices.configure_process`. Under torchrun every rank calls this."""
-    began = time.monotonic()
+    whole process, see `Choices.configure_process`. Under torchrun every rank calls this. `seconds_before`: of a budget,
+    what passed before this call."""
+    began = time.monotonic() - seconds_before
     rank, n_ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     record = Journal(folder, on_event).record if rank == 0 else _ignore
     trainer: Trainer | None = None

@@ -152,7 +152,7 @@ class Recording:
         self.after = Beams(**{f.name: getattr(self.beams, f.name).clone() for f in fields(beams)})
         self.hidden_BKC, self.length_B = self.cells.hidden_BKC.clone(), self.cells.length_B.clone()
         self.outcome = self.length_B.new_zeros(shape.n_sentences + 2)
-        self.lent: dict[str, Callable[[], Tensor | None]] = {}
+        self.returned_tensors: dict[str, Callable[[], Tensor | None]] = {}
         """Weak references to the tensors of the last returned state. They are None once no state uses them."""
         self.n_needed = 0
         """The highest number of cells in use in any sentence."""
@@ -160,11 +160,13 @@ class Recording:
 
     @property
     def is_free(self) -> bool:
-        return all(tensor() is None for tensor in self.lent.values())
+        return all(tensor() is None for tensor in self.returned_tensors.values())
 
     def holds(self, state: Cells) -> bool:
         """Whether all tensors of the state are those of this recording, so that `n_needed` is right for it."""
-        return bool(self.lent) and all(getattr(state, name) is tensor() for name, tensor in self.lent.items())
+        return bool(self.returned_tensors) and all(
+            getattr(state, name) is tensor() for name, tensor in self.returned_tensors.items()
+        )
 
     def _place(self, like: Tensor, axis: int) -> Tensor:
         """Zeros like this tensor, with room for all sentences of the shape."""
@@ -212,10 +214,10 @@ class Recording:
             hidden_BKC = self.cells.select(rows_of(parent_BK)).hidden_BKC
             self.n_needed = _max_needed(needed(hidden_BKC))
         beams = Beams(**{f.name: getattr(after, f.name)[:n] for f in fields(after)})
-        lent = {name: getattr(self.cells, name).narrow(AXES[name], 0, n) for name in STEP_FIELDS}
-        lent |= {"hidden_BKC": hidden_BKC[:n], "length_B": self.length_B[:n]}
-        self.lent = {name: weakref.ref(tensor) for name, tensor in lent.items()}
-        state = replace(state, longest=state.longest + 1, **lent)
+        returned = {name: getattr(self.cells, name).narrow(AXES[name], 0, n) for name in STEP_FIELDS}
+        returned |= {"hidden_BKC": hidden_BKC[:n], "length_B": self.length_B[:n]}
+        self.returned_tensors = {name: weakref.ref(tensor) for name, tensor in returned.items()}
+        state = replace(state, longest=state.longest + 1, **returned)
         return beams, state, [bool(one) for one in is_over[:n]]
 
     def _copy_in(self, beams: Beams, state: Cells, n: int) -> None:

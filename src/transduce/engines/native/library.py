@@ -190,12 +190,13 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 @functools.cache
-def why_missing(precision: Precision) -> str | None:
-    """Why there is no compiled library; None if there is one. The result is cached, so a failing compiler runs once."""
+def unsupported(precision: Precision) -> str | None:
+    """Why there is no compiled library, in one line; None if there is one. The result is cached, so a failing compiler
+    runs once."""
     try:
         library(precision)
     except CompilerError as error:
-        return str(error)
+        return " ".join(str(error).split())  # the output of a compiler can have several lines
     return None
 
 

@@ -28,9 +28,9 @@ void all_logits(const model_t *m, const element_t *x, const float *x_scale, int6
     free(sums);
 }
 
-/* Takes a free cell for each hypothesis in `rows`: the first cell that is in no past of its sentence, which then is in
-   the past of only this hypothesis. Hypotheses that are not in `rows` have no past. Returns the first cell after the
-   last one in use; or -1 if there are too few cells, in which case `hidden` is unchanged. */
+/* Gives each hypothesis in `rows` the first cell that is in the past of no hypothesis of its sentence. Afterwards the
+   cell is in the past of this hypothesis only. Hypotheses that are not in `rows` have no past. Returns the first cell
+   after the last one in use; or -1 if there are too few cells, in which case `hidden` is unchanged. */
 static int64_t take_cells_of(const state_t *s, const int64_t *rows, int64_t n_rows) {
     const int64_t n_kept = s->n_kept, n_cells = s->n_cells;
     int64_t end = 0;

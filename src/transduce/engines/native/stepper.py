@@ -59,7 +59,7 @@ def unsupported(config: ModelConfig, precision: Precision) -> str | None:
     """Why this engine does not support the configuration on this machine; None if it does."""
     if (reason := cached.unsupported(config)) is not None:
         return reason
-    return native.why_missing(precision) if config.activation == "relu" else f"model.activation is {config.activation}"
+    return native.unsupported(precision) if config.activation == "relu" else f"model.activation is {config.activation}"
 
 
 class NativeStepper:
