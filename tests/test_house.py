@@ -138,8 +138,8 @@ def test_import_transduce_loads_no_heavy_package() -> None:
 
 PUBLIC = """
 Batch ConfigError DataConfig DataError DecodeConfig DecoderState Inspection ModelConfig ModelFolderError RunConfig
-TrainConfig TrainedRun Transformer Translation Translator base big evaluate greedy inspect load_model make_batch override
-prepare save_model small tiny train with_model
+TrainConfig TrainedRun Transformer Translation Translator base big evaluate greedy inspect load_model make_batch
+override prepare save_model small tiny train with_model
 """
 
 

@@ -164,6 +164,7 @@ def test_the_lines_fill_their_card_and_line_up_with_the_heat_map(
 def test_the_shares_of_a_head_add_up_to_100_percent(opened: Opened, records: list[AttentionRecord]) -> None:
     page = opened(records)
     page.locator(".measurements summary").click()
+    page.locator(".measurements tbody tr").first.wait_for(state="attached")
     rows = page.locator(".measurements tbody tr").all()
     assert len(rows) == len(records[0].heads)
     for row, head in zip(rows, records[0].heads, strict=True):

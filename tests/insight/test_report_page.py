@@ -247,16 +247,22 @@ def test_a_single_outlier_does_not_flatten_a_curve(opened: Opened, tmp_path: Pat
 
 
 def test_events_are_marked_and_listed(opened: Opened, tmp_path: Path) -> None:
-    page = opened(write_run(tmp_path / "run", [step_line(20), *EVERY_KIND[3:], step_line(40)]))
+    later = {"event": "damaged", "step": 50, "fault": "manifest.json cannot be read"}
+    page = opened(write_run(tmp_path / "run", [step_line(20), *EVERY_KIND[3:], step_line(40), later]))
     legend = page.locator(".mark-legend").inner_text()
     for name in ("resumed", "out of memory", "NaN or infinite", "damaged checkpoint", "final model"):
         assert name in legend
-    assert chart(page, "Training loss").locator(".event").count() == 5
-    assert "resumed from the checkpoint of step 20" in hover(page, "Training loss", 0.5)
+    lines = chart(page, "Training loss").locator(".event line")
+    places = [float(line.get_attribute("x1") or 0) for line in lines.all()]
+    box = chart(page, "Training loss").locator(".plot").bounding_box()
+    assert box is not None
+    wide = box["width"] - LEFT - RIGHT
+    assert [(place - LEFT) / wide for place in places] == pytest.approx([0.4] * 5 + [1.0], abs=1e-3)
+    assert "resumed from the checkpoint of step 20" in hover(page, "Training loss", 0.4)
     open_all(page)
     table = page.get_by_role("region", name="Table: events")
     assert "weights.safetensors has changed" in table.inner_text()
-    assert table.locator("tbody tr").count() == 5
+    assert table.locator("tbody tr").count() == 6
     assert page.get_by_role("region", name="Table: training").locator("tbody tr").count() == 2
 
 
@@ -339,6 +345,22 @@ def test_the_heat_map_moves_with_the_slider(opened: Opened, run: Path) -> None:
         assert f"Yes to . {100 * (1 - first):.1f}\u00a0%" in label
     page.mouse.move(0, 0)
     assert sample.locator(".status").inner_text() == ""
+
+
+def test_a_heat_map_keeps_its_size_while_the_slider_moves(opened: Opened, tmp_path: Path) -> None:
+    def attention(n: int) -> dict[str, Any]:
+        return {"source": ["▁Ja", "</s>"], "target": ["▁very"] * n, "weights": [[0.5, 0.5]] * n}
+
+    lines = [step_line(40)]
+    for step, n in ((20, 40), (40, 3)):
+        lines.append(valid_line(step, 3.0, [samples(1)[0] | {"attention": attention(n)}]))
+    page = opened(write_run(tmp_path / "run", lines))
+    boxes = []
+    for place, n in enumerate((40, 3)):
+        page.locator("#validation").fill(str(place))
+        assert page.locator(".heat-map rect").count() == 2 * n
+        boxes.append(page.locator(".heat-map svg").bounding_box())
+    assert boxes[0] == boxes[1]
 
 
 def test_several_runs_show_their_translations_of_a_sentence_together(opened: Opened, run: Path, tmp_path: Path) -> None:

@@ -168,5 +168,7 @@ def test_an_invalid_origin_or_alignment_is_refused(folder: Path, part: str, valu
 
 def test_a_run_that_has_not_ended_is_refused_as_a_model(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(ModelFolderError, match="training run before its first validation, so it has no model yet: wait"):
+    with pytest.raises(
+        ModelFolderError, match="training run before its first validation, so it has no model yet: wait"
+    ):
         format_module.model_folder(tmp_path)

@@ -10,7 +10,7 @@ import typer
 
 
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders that transduce train wrote.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that transduce train wrote.")],
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE.html", help="Default: RUN/report.html, or report.html here for several runs."),

@@ -45,6 +45,7 @@
   const MAX_SHOWN_MARKS = 5; // of a run at one place
   const MAX_ROWS = 50; // of the table of steps, for each run
   const MAX_CELL = 22, MIN_CELL = 3, MIN_LABELLED_CELL = 11; // of a heat map, in pixels
+  const MAX_HEIGHT = 360; // of its cells together, in pixels; cells with labels may need more
   const MAX_LABEL = 12; // characters of a piece beside a heat map
   const N_LEVELS = 12; // colours of a heat map, in report.css
 
@@ -499,7 +500,10 @@
   }
 
   function paintCharts() {
-    const ends = visibleRuns().flatMap((run) => ["curves", "validations"].map((of) => runs[run][of][view.axis].at(-1)));
+    const ends = visibleRuns().flatMap((run) => {
+      const { curves, validations, marks } = runs[run];
+      return [curves[view.axis].at(-1), validations[view.axis].at(-1), marks.at(-1)?.[view.axis]];
+    });
     const highX = Math.max(1e-9, ...ends.filter(isNumber));
     charts.forEach((chart) => chart.paint(highX));
     showPlace(null);
@@ -790,8 +794,12 @@
       this.key = key;
       this.lines = runs.map(() => make("p", { class: "translation", dir: "auto" }));
       this.steps = runs.map(() => note(""));
-      this.hasAttention = runs.some((run) => run.translations.some((one) => sampleIn(one, key)?.attention));
-      this.maps = this.hasAttention ? runs.map((_, run) => new HeatMap(run)) : [];
+      this.maps = runs.map((run, r) => {
+        const all = run.translations.map((one) => sampleIn(one, key)?.attention).filter(Boolean);
+        return all.length ? new HeatMap(r, all) : null;
+      });
+      const maps = this.maps.filter(Boolean).map((map) => map.root);
+      this.hasAttention = maps.length > 0;
       const label = (...children) => make("p", { class: "label" }, ...children);
       const text = (content) => make("p", { class: "text", dir: "auto", text: content });
       const labelOf = (run) => (isSingle ? label("translation") : label(...named(run), " ", this.steps[run]));
@@ -799,7 +807,7 @@
         make("div", { class: "texts" }, label("source"), text(source), label("reference"), text(reference),
           ...this.lines.flatMap((line, run) => [labelOf(run), line]),
           details("At every validation", () => this.history())),
-        ...(this.hasAttention ? [make("div", { class: "maps" }, ...this.maps.map((map) => map.root))] : []));
+        ...(maps.length ? [make("div", { class: "maps" }, ...maps)] : []));
     }
 
     // `at`: the translations of each run at this stop, or null.
@@ -829,15 +837,33 @@
   const pieceText = (piece) => ({ "<s>": "start", "</s>": "end" })[piece] ?? (piece.replace(/^\u2581/, "") || "\u2423");
   const shorten = (text, n) => ([...text].length > n ? `${[...text].slice(0, n - 1).join("")}\u2026` : text);
 
-  // The attention of one translation: rows are its pieces, columns the pieces of the source.
+  // The attention of one translation at a time: rows are its pieces, columns the pieces of the source. The size is that
+  // of the largest of `all`, so that the page does not move with the slider.
   class HeatMap {
-    constructor(run) {
+    constructor(run, all) {
       this.svg = draw("svg", { role: "img" });
       this.status = make("p", { class: "note status" });
       this.svg.addEventListener("pointermove", (event) => this.point(event));
       this.svg.addEventListener("pointerleave", () => this.status.replaceChildren());
       const title = isSingle ? [] : [make("p", { class: "note" }, ...named(run))];
       this.root = make("div", { class: "heat-map" }, ...title, this.svg, this.status);
+      const most = (of) => Math.max(...all.map(of)), widest = (pieces) =>
+        10 + 7 * Math.max(...pieces.map((piece) => [...shorten(pieceText(piece), MAX_LABEL)].length));
+      this.nRows = most(({ target }) => target.length);
+      this.nColumns = most(({ source }) => source.length);
+      this.labels = [most(({ target }) => widest(target)), most(({ source }) => widest(source))];
+    }
+
+    // Chooses the size of a cell, and whether there is room for the pieces beside the cells.
+    layOut() {
+      const room = this.root.clientWidth || 320;
+      const byHeight = Math.max(MIN_LABELLED_CELL, Math.floor(MAX_HEIGHT / this.nRows));
+      [this.left, this.top] = this.labels;
+      this.cell = Math.min(MAX_CELL, byHeight, Math.floor((room - this.left - 2) / this.nColumns));
+      if (this.cell >= MIN_LABELLED_CELL) return true;
+      [this.left, this.top] = [0, 0];
+      this.cell = Math.max(MIN_CELL, Math.min(MAX_CELL, (room - 2) / this.nColumns));
+      return false;
     }
 
     show(attention) {
@@ -846,30 +872,20 @@
       this.svg.replaceChildren();
       this.status.replaceChildren();
       if (!attention) return;
-      const { weights } = attention, room = this.root.clientWidth || 320;
-      const labels = (pieces) => pieces.map((piece) => shorten(pieceText(piece), MAX_LABEL));
-      const rows = labels(attention.target), columns = labels(attention.source);
-      const widest = (texts) => 10 + 7 * Math.max(...texts.map((text) => [...text].length));
-      [this.left, this.top] = [widest(rows), widest(columns)];
-      this.cell = Math.min(MAX_CELL, Math.floor((room - this.left - 2) / columns.length));
-      const isLabelled = this.cell >= MIN_LABELLED_CELL;
-      if (!isLabelled) {
-        [this.left, this.top] = [0, 0];
-        this.cell = Math.max(MIN_CELL, Math.min(MAX_CELL, (room - 2) / columns.length));
-      }
-      const { left, top, cell } = this, size = cell > 8 ? cell - 1 : cell;
-      const width = left + cell * columns.length + 1, height = top + cell * rows.length + 1;
+      const hasLabels = this.layOut(), { left, top, cell } = this, size = cell > 8 ? cell - 1 : cell;
+      const width = left + cell * this.nColumns + 1, height = top + cell * this.nRows + 1;
       build(this.svg, { width, height, "aria-label": this.text() }, []);
-      this.svg.append(...weights.flatMap((row, t) => row.map((weight, s) => {
+      this.svg.append(...attention.weights.flatMap((row, t) => row.map((weight, s) => {
         const level = Math.round(N_LEVELS * (weight / 1000) ** 0.7);
         const at = { x: left + s * cell, y: top + t * cell, width: size, height: size };
         return draw("rect", { class: `level-${level}`, ...at });
       })));
-      if (!isLabelled) return;
+      if (!hasLabels) return;
       const base = (i) => (i + 0.5) * cell + 4, turned = (s) => `translate(${left + base(s)} ${top - 6}) rotate(-90)`;
+      const label = (piece, attributes) => draw("text", { text: shorten(pieceText(piece), MAX_LABEL), ...attributes });
       this.svg.append(
-        ...rows.map((text, t) => draw("text", { x: left - 6, y: top + base(t), "text-anchor": "end", text })),
-        ...columns.map((text, s) => draw("text", { transform: turned(s), text })));
+        ...attention.target.map((piece, t) => label(piece, { x: left - 6, y: top + base(t), "text-anchor": "end" })),
+        ...attention.source.map((piece, s) => label(piece, { transform: turned(s) })));
     }
 
     // For each piece of the translation, the source piece that gets the most attention.

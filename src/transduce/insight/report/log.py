@@ -26,7 +26,6 @@ from transduce.training.journal import (
     DamagedEvent,
     EndEvent,
     Event,
-    ForecastEvent,
     OutOfMemoryEvent,
     ResumedEvent,
     StepEvent,
@@ -322,7 +321,3 @@ def _attention(value: Any) -> dict[str, Any]:
         return {}
     weight_TS = np.nan_to_num(weight_TS).clip(0, 1)
     return {"source": source, "target": target, "weights": np.rint(1000 * weight_TS).astype(int).tolist()}
-
-
-def forecast_of(log: Log) -> ForecastEvent | None:
-    return next(iter(log.of_kind(ForecastEvent)), None)

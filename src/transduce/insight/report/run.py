@@ -27,6 +27,7 @@ from transduce.training.journal import LOG, BadStepEvent, FinalChoice, ForecastE
 from transduce.training.request import REQUEST
 from transduce.training.run import RESULT
 from transduce.training.settle import PREPARED
+from transduce.training.trainer import BAD_BATCHES
 
 MIN_SILENCE, MAX_GAPS = 120.0, 5.0
 """A run has stopped if its log is older than this many seconds and than this many of its longest gaps between lines."""
@@ -161,7 +162,8 @@ def _state(
     last = next((event for event in reversed(log.events) if isinstance(event, BadStepEvent | ResumedEvent)), None)
     limit = config.get("train.max_bad_steps")
     if isinstance(last, BadStepEvent) and isinstance(limit, int) and last.in_a_row >= limit:
-        return "failed", f"{last.in_a_row} steps in a row gave a loss or gradient that is NaN or infinite."
+        problem = f"{last.in_a_row} steps in a row gave a loss or gradient that is NaN or infinite"
+        return "failed", f"{problem}: the folder {BAD_BATCHES} has the last of their pairs."
     silence = time.time() - (folder / LOG).stat().st_mtime
     gap = float(np.nanmax(np.diff(log.step_columns["seconds"], prepend=0.0), initial=0.0))
     if silence > max(MIN_SILENCE, MAX_GAPS * gap):
