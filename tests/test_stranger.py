@@ -12,15 +12,13 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.load import busy_cores
 from transduce.data.corpora import BUNDLED
-from transduce.runtime import n_cores
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -28,20 +26,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 BUDGET = 180.0
-BUSY = "import os\nwhile os.getppid() == {pid}: pass"
-
-
-@contextmanager
-def busy_cores() -> Iterator[None]:
-    """Another program that uses all cores."""
-    command = [sys.executable, "-c", BUSY.format(pid=os.getpid())]
-    programs = [subprocess.Popen(command) for _ in range(n_cores())]
-    try:
-        yield
-    finally:
-        for program in programs:
-            program.kill()
-            program.wait()
 
 
 @pytest.fixture(scope="module")

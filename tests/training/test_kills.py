@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.support.load import busy_cores
 from tests.support.training import arguments_for, assert_same_model, finish_run, start_run
 from transduce import load_model
 from transduce.model_folder.format import checkpoints, fault_of
@@ -188,18 +190,25 @@ def test_a_kill_inside_each_write_loses_nothing(tmp_path: Path, prepared_folder:
     assert not list((tmp_path / "run").rglob("*.unfinished"))
 
 
+def on_one_core() -> None:
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", ["1", "2"])
-def test_a_budget_is_kept(tmp_path: Path, devices: str) -> None:
-    """Within a tenth. Another program may slow the machine during the run, so there are up to three attempts."""
+@pytest.mark.parametrize("kind", ["one process", "two processes", "busy machine", "one core"])
+def test_a_budget_is_kept(tmp_path: Path, kind: str) -> None:
+    """Within a tenth. A machine that other programs use may stall at the end of a run, so there are three attempts."""
     seconds: list[float] = []
     for attempt in range(3):
-        start = time.monotonic()
         command = [sys.executable, "-m", "transduce", "train", "tatoeba-40k", "--size", "tiny", "--budget", "60s"]
-        command += ["--devices", devices, "--out", str(tmp_path / f"run-{attempt}")]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0 or "passed before the first step" in done.stderr, done.stderr
+        command += ["--devices", "2" if kind == "two processes" else "1", "--out", str(tmp_path / f"run-{attempt}")]
+        start = time.monotonic()
+        with busy_cores() if kind == "busy machine" else nullcontext():
+            done = subprocess.run(
+                command, capture_output=True, text=True, preexec_fn=on_one_core if kind == "one core" else None
+            )
         seconds.append(time.monotonic() - start)
+        assert done.returncode == 0, done.stderr
         if seconds[-1] == pytest.approx(60, rel=0.1):
             break
     assert seconds[-1] == pytest.approx(60, rel=0.1), seconds

@@ -43,11 +43,13 @@ def load_translator(
     batch_size: int | None = None,
     *,
     verbose: bool = False,
+    reports_engine: bool = True,
 ) -> Translator:
     """Decoding settings are the model's own, changed by flags, which are keywords of `search_settings`, and then by
     `--set`.
 
-    A slower engine than this device could have is reported on stderr; with `verbose`, any engine is.
+    A slower engine than this device could have is reported on stderr; with `verbose`, any engine is. `reports_engine`:
+    False if the caller reports it.
     """
     import torch
 
@@ -77,7 +79,7 @@ def load_translator(
     translator.spelling = flag_of
     if folder.name == BEST_SO_FAR:
         print(f"{model} has not ended: this is its best checkpoint so far", file=sys.stderr)
-    if translator.engine.is_fallback or verbose:
+    if reports_engine and (translator.engine.is_fallback or verbose):
         kind = "slower engine" if translator.engine.is_fallback else "engine"
         print(f"{kind}: {translator.engine}", file=sys.stderr)
     return translator

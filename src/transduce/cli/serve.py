@@ -77,8 +77,11 @@ def serve_command(
     refuse_together({"--token-file": token_file, "--without-token": without_token or None})
     token = read_token(token_file) if token_file is not None else None
     check_address(host, token, without_token=without_token)
+    flags = {"beam": beam}
     translators = {
-        str(path): load_translator(path, {"beam_size": beam}, settings or [], device, precision, threads, batch_size)
+        str(path): load_translator(
+            path, flags, settings or [], device, precision, threads, batch_size, reports_engine=False
+        )
         for path in models or [BUNDLED]
     }
     is_cpu = all(translator.device.type == "cpu" for translator in translators.values())

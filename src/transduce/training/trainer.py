@@ -131,8 +131,7 @@ class Trainer:
             self.state.n_tokens += share.n_target_tokens
             if self.state.step % self._log_every() == 0 or self._is_milestone():
                 self.state.seconds = time.monotonic() - began
-                self._log()
-                self._follow_plan(may_decide=True)  # the plan may end the run here
+                self._log_and_plan()
                 self._save_and_validate()
         shares.close()  # type: ignore[attr-defined]  # a generator has it
 
@@ -218,12 +217,14 @@ class Trainer:
 
     # The log
 
-    def _log(self) -> None:
-        """Reports the steps since the last call. Raises TrainingError after too many bad steps in a row."""
+    def _log_and_plan(self) -> None:
+        """Reports the steps since the last call, after the plan had its chance to end the run with this step. Raises
+        TrainingError after too many bad steps in a row."""
         step = self.state.step
         averages = self.window.read()
         if self.pace is not None:
             self.pace.observe_steps(averages.seconds_per_step, averages.n_steps)
+        self._follow_plan(may_decide=True)
         if averages.n_bad:
             self._keep_bad_batch(averages.last_bad_step)
             self.on_event(BadStepEvent(step=averages.last_bad_step, in_a_row=averages.bad_in_a_row))
