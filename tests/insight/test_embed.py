@@ -15,6 +15,7 @@ from tests.support.command import refusal, run_here
 from transduce import Translator
 from transduce.errors import ConfigError, DataError
 from transduce.insight import embed as embed_module
+from transduce.insight.attention import inspect
 from transduce.insight.embed import POOLS, Pool, embed, embed_stream, similarity
 from transduce.reference import encode, load_weights
 
@@ -134,3 +135,11 @@ def test_bad_input_gives_a_one_line_message_and_exit_code_2(
         arguments = [argument.replace(name, path) for argument in arguments]
         message = message.replace(name, path)
     assert message in refusal(monkeypatch, capsys, "embed", *arguments, "-q", "--device", "cpu")
+
+
+def test_one_string_is_not_a_list_of_its_letters(translator: Translator) -> None:
+    message = r"texts is one string, must be a list of strings: write \[text\]"
+    with pytest.raises(TypeError, match=message):
+        embed(translator, "Das ist gut.")
+    with pytest.raises(TypeError, match=message):
+        next(inspect(translator, "Das ist gut."))

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from transduce.data.subword import check_several
 from transduce.errors import DataError
 from transduce.insight.heads import (
     KINDS,
@@ -194,6 +195,7 @@ def inspect(
     ...     print(record.source, record.translation)
     ('▁Das', '▁ist', '▁gut', '.', '</s>') That's good.
     """
+    check_several(texts, "texts", "[text]")
     explained = translator.explain(list(texts), to, prefix=prefix)
     for text, (translation, parts) in zip(texts, explained, strict=True):
         yield from records_of(translator, text, translation, parts, to)

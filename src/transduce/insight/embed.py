@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transduce.data.batches import batches_within_tokens, pad_right
+from transduce.data.subword import check_several
 from transduce.errors import ConfigError, DataError
 from transduce.translation.translator import Translator
 
@@ -51,6 +52,7 @@ def embed(
     (True, False)
     """
     check_pool(pool)
+    check_several(texts, "texts", "[text]")
     config, tag = translator.config.model, translator.tag_for(to)
     vector_ND = np.zeros((len(texts), config.d_model), dtype=np.float32)
     n_tokens_N = np.zeros(len(texts), dtype=np.int64)
