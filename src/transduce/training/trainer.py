@@ -119,7 +119,7 @@ class Trainer:
     def run(self) -> None:
         """Runs from the newest intact checkpoint, or from the start, to the last step or until patience runs out."""
         self.resume()
-        if self.first_weights is not None and self.state.step == 0:
+        if self.first_weights is not None and self.state.step == 0 and not self.state.losses:
             self._save_and_validate_parent()
         self._follow_plan(may_decide=False)
         began = time.monotonic() - self.state.seconds
@@ -137,11 +137,9 @@ class Trainer:
 
     def _save_and_validate_parent(self) -> None:
         """The model whose weights the run began with is a candidate for the final model, as step 0."""
-        if not self.snapshots.has(0):
-            self.save(is_milestone=True)
-        if 0 not in self.state.losses:
-            self.validate()
-            self.window.restart_clock()
+        self.save(is_milestone=True)
+        self.validate()
+        self.window.restart_clock()
 
     def _save_and_validate(self) -> None:
         """At a milestone, or if the user requested to stop."""
