@@ -244,6 +244,9 @@ def serve_load() -> str:
     rows.append([name, f"{slowdown:.2f} times the p99 without abuse", "", ""])
     name = f"peak memory in the second half of {soak['n_requests']:,} requests, relative to the first half"
     rows.append([name, f"{round(100 * soak['growth'], 1) + 0.0:+.1f} %", "", ""])
+    routes = with_range(result("benchmarks/results/serve_routes_cpu.json")["routes"]["ratio"])
+    name = "64 clients, float32: `/translate` called directly, relative to all requests through FastAPI"
+    rows.append([name, f"{routes} times", "", ""])
     head = ["requests per second (p50, p99 in ms), two cores", "shared batches", "`--alone`", "plain server"]
     return table(head, rows)
 

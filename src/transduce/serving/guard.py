@@ -215,7 +215,7 @@ class Guard:
 
         A direct route bypasses FastAPI: its middleware for exceptions, its routing, and its resolution of dependencies.
         The reason is speed: on a short request this machinery takes a large share of the time of the event loop
-        (measured by `benchmarks/serve_load.py --part routes`).
+        (`benchmarks/serve_load.py --part routes` measures it, and docs/performance.md has the ratio).
 
         Two tasks of FastAPI are repeated here. Method and path must be equal to those of the route; all other requests
         reach `app`, which answers 404 or 405. `__call__` turns Refusal, ClientDisconnected and all other errors into
