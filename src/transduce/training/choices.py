@@ -30,6 +30,8 @@ PassKind = Literal["written", "plain"]
 
 CPU_MICRO_TOKENS = 4096
 """On a CPU, a larger pass does not fit into the caches and is not faster."""
+CANDIDATE_SECONDS = 0.4
+"""For measuring each precision and number of threads."""
 PROBE_TOKENS = 128
 CLEARLY_FASTER = 1.1
 
@@ -221,15 +223,20 @@ def measure_in_a_process(
 
 
 def measure(arguments: Sequence[str] | None = None) -> None:
-    """The main function of the measuring process: prints one line for each candidate. The precision comes last, because
-    trying bfloat16 may end the process."""
+    """The main function of the measuring process: prints one line for each candidate, the most promising ones first,
+    because there may be no time for all."""
     task = json.loads((arguments or sys.argv[1:])[0])
-    config, speeds = ModelConfig(**task["model"]), dict[int, float]()
-    for n_threads in task["numbers"]:
-        speeds[n_threads] = passes_per_second(config, "float32", n_threads)
-        print(json.dumps(["float32", n_threads, speeds[n_threads]]), flush=True)
-    fastest = max(speeds, key=lambda n_threads: speeds[n_threads])
-    print(json.dumps(["bfloat16", fastest, passes_per_second(config, "bfloat16", fastest)]), flush=True)
+    config, (most, *fewer), speeds = ModelConfig(**task["model"]), task["numbers"], dict[tuple[Dtype, int], float]()
+
+    def try_out(precision: Dtype, n_threads: int) -> None:
+        speeds[precision, n_threads] = passes_per_second(config, precision, n_threads, seconds=CANDIDATE_SECONDS)
+        print(json.dumps([precision, n_threads, speeds[precision, n_threads]]), flush=True)
+
+    try_out("float32", most)
+    try_out("bfloat16", most)
+    fastest = max(speeds, key=lambda candidate: speeds[candidate])[0]
+    for n_threads in fewer:
+        try_out(fastest, n_threads)
 
 
 def probe(config: ModelConfig, n_threads: int) -> float:

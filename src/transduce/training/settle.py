@@ -40,6 +40,7 @@ from transduce.training.validation import origin_of, translation_scorer
 PREPARED = "prepared"
 MEASURE_SECONDS, MEASURE_SHARE = 20.0, 0.05
 """The highest time for measuring this machine, and the highest share of a budget."""
+CHOICE_SHARE = 0.75
 CALIBRATE_SECONDS, CALIBRATE_SHARE = 2.0, 0.03
 """Of that, the time for the speed of steps: the higher of both."""
 OPTIMISM = 3.0
@@ -162,8 +163,8 @@ def settle(
 
 
 def _choose(config: RunConfig, request: Request, n_ranks: int, longest: int, deadline: float) -> Choices:
-    """At most half of the time for measuring goes to the choice of threads and precision."""
-    seconds = (deadline - time.monotonic()) / 2
+    """Most of the time for measuring goes to the choice of threads and precision: it decides more than any other."""
+    seconds = CHOICE_SHARE * (deadline - time.monotonic())
     return choose(
         config, request.device, n_ranks, longest, request.deterministic, request.passes, request.threads, seconds
     )
