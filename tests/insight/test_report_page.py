@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.insight.test_report import (
+from tests.support.browser import share
+from tests.support.inspector import HOSTILE
+from tests.support.report import (
     ATTENTION,
     CARD,
     EVERY_KIND,
@@ -26,8 +28,6 @@ from tests.insight.test_report import (
     write_result,
     write_run,
 )
-from tests.support.browser import share
-from tests.support.inspector import HOSTILE
 from transduce.config import override, tiny
 from transduce.insight.report import report_of
 
