@@ -82,6 +82,8 @@ def train_config(
     """Train in this process, resuming a run that exists in `folder`. With a budget, the trainer chooses the number of
     steps; otherwise `config` decides everything."""
     settings = settings_from(config, base())
+    if budget is not None:  # it decides the number of steps, so the trainer refuses both
+        settings = [setting for setting in settings if not setting.startswith("train.max_steps=")]
     request = Request(
         prepared=str(prepared), size="base", settings=settings, device=device, passes=passes, budget=budget
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,13 @@ def test_an_interrupted_call_saves_and_is_resumed(tmp_path: Path, monkeypatch: p
         with pytest.raises(Stopped, match="stopped after step 4, which is saved"):
             transduce.train(*files, out=tmp_path / "run", quiet=True, **OPTIONS)
     assert transduce.train(*files, out=tmp_path / "run", quiet=True, **OPTIONS).steps == 12
+
+
+def test_a_run_need_not_be_in_the_main_thread(tmp_path: Path) -> None:
+    files = write_pairs(tmp_path, "a", sentences(200))
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(transduce.train, *files, out=tmp_path / "run", quiet=True, **OPTIONS).result()
+    assert run.steps == 12
 
 
 def test_a_configuration_replaces_what_follows_from_the_text(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from experiments import bundled_model, table2
+from experiments import bundled_model, runs, table2
 from experiments.flops import Lengths, counted, estimated_flops
 from experiments.published import BEST, EN_FR, EN_FR_BIG, TABLE_2, TRAINING
 from experiments.runs import run_in_parallel, settings_from, shares_of_cores, train_config
@@ -28,11 +28,11 @@ from experiments.table2 import CORPORA, PAPER_RUNS, PaperRun, commands_for
 from tests.support.command import run_here
 from tests.support.pairs import sentences
 from tests.support.primes import prime_config
-from transduce import Transformer, base, big, override, tiny, with_model
+from transduce import Transformer, base, big, override, small, tiny, with_model
 from transduce.data.prepare import Prepared
 from transduce.paper_check import check_paper
 from transduce.training import run as training_run
-from transduce.training.request import Request
+from transduce.training.request import Request, check_request
 from transduce.training.settle import Settled, resolve_config
 from transduce.training.trainer import Trainer
 
@@ -215,6 +215,26 @@ def test_the_command_trains_and_scores_and_prints_the_table(
     assert f"| {BEST['europarl', 'newstest2014', 'de-en'].bleu} |" in shown
     assert "| multi30k tok, en-de | test_2016_flickr |" in shown
     assert "`nrefs:1|bs:1000|seed:12345|case:mixed|eff:no|tok:none|smooth:exp|version:2.6.0`" in shown
+
+
+def test_a_budget_replaces_the_number_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each corpus has a number of steps, and the trainer refuses a request with both."""
+    requests: list[Request] = []
+
+    class Enough(Exception):
+        """The request is made, and the test is over."""
+
+    def train(folder: Path, request: Request, *_: Any) -> None:
+        requests.append(request)
+        raise Enough
+
+    monkeypatch.setattr(runs, "train", train)
+    config = override(small(), ["train.max_steps=7"])
+    for budget in (None, "9m"):
+        with pytest.raises(Enough):
+            train_config(tmp_path / "run", tmp_path, config, device="cpu", budget=budget)
+        check_request(requests[-1])
+    assert ["train.max_steps=7" in request.settings for request in requests] == [True, False]
 
 
 def test_an_interrupted_run_is_resumed(prepared_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,7 +126,13 @@ def _wait_for(path: Path) -> None:
 
 @contextmanager
 def _stop_on_signals(trainer: Trainer) -> Iterator[None]:
-    """After Ctrl-C or SIGTERM the trainer saves and stops. A second signal stops at once, without saving."""
+    """After Ctrl-C or SIGTERM the trainer saves and stops. A second signal stops at once, without saving.
+
+    Python allows only the main thread to handle signals, so a run in another thread is left as it is.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def request_stop(number: int, frame: object) -> None:
         if trainer.stop_requested:
